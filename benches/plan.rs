@@ -1,0 +1,4 @@
+//! Times of the core alone: `cargo bench`.
+fn main() {
+    divan::main();
+}

@@ -1,0 +1,35 @@
+//! The planner of pipeloom: pipeline-parallel schedules as data.
+//!
+//! | concept | where |
+//! |---|---|
+//! | ranks, stages, units: index types | [`ids`] |
+//! | one entry of a rank's order | [`op`] |
+//! | the pipeline's shape and placement | [`shape`] |
+//! | a rank's order in closed form | [`order`] |
+//! | all ranks' orders | [`plan`] |
+//! | the rules that make plans | [`schedules`] |
+//! | what transfers may do to the program | [`semantics`] |
+//! | which forwards are run again | [`recompute`] |
+//! | what is wrong with bad input | [`error`] |
+//!
+//! No Python, no IO, no clock, no randomness: the same input gives the same plan everywhere.
+//!
+//! ```
+//! use pipeloom_core::{ids::Rank, schedules};
+//!
+//! let plan = schedules::plan(&schedules::Request::new("interleaved_1f1b", 4, Some(2), 8))?;
+//! assert_eq!(plan.num_warmup(Rank(0)), 10);
+//! assert_eq!(plan.op(Rank(3), 0)?.to_string(), "3F0");
+//! # Ok::<(), pipeloom_core::error::Error>(())
+//! ```
+
+pub mod check;
+pub mod error;
+pub mod ids;
+pub mod op;
+pub mod order;
+pub mod plan;
+pub mod recompute;
+pub mod schedules;
+pub mod semantics;
+pub mod shape;

@@ -1,0 +1,269 @@
+//! The schedules: the rules that make plans, one file a family, listed by name in [`FAMILIES`].
+
+mod interleaved;
+mod one_chunk;
+
+use crate::error::{Error, Result};
+use crate::ids::Rank;
+use crate::order::RankOrder;
+use crate::plan::Plan;
+use crate::shape::{Placement, Shape};
+
+/// What a family is told beyond the shape.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Params {
+    /// Consecutive units a chunk runs before the next chunk (table families).
+    pub group: u32,
+    /// One more forward of warm-up on each rank.
+    pub extra_warmup: u32,
+    /// Whether backwards run units from last to first.
+    pub reverse_backward: bool,
+    /// Whether there are forwards only.
+    pub forward_only: bool,
+    /// Of each window of forward steps, how many keep their activations; none: all do.
+    pub kept_activations: Option<u32>,
+}
+
+/// An argument of `plan` that only some families use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Argument {
+    /// `microbatch_group_size`
+    GroupSize,
+    /// `extra_warmup`
+    ExtraWarmup,
+    /// `reverse_backward`
+    ReverseBackward,
+    /// `forward_only`
+    ForwardOnly,
+    /// `num_microbatches_with_partial_activation_checkpoints`
+    PartialCheckpoints,
+    /// `num_seq_pieces`
+    SeqPieces,
+}
+
+impl Argument {
+    /// Its name in the API.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::GroupSize => "microbatch_group_size",
+            Self::ExtraWarmup => "extra_warmup",
+            Self::ReverseBackward => "reverse_backward",
+            Self::ForwardOnly => "forward_only",
+            Self::PartialCheckpoints => "num_microbatches_with_partial_activation_checkpoints",
+            Self::SeqPieces => "num_seq_pieces",
+        }
+    }
+}
+
+/// How many chunks a rank may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Chunks {
+    /// Any number; one if not given.
+    Any,
+    /// This number only.
+    Exactly(u32),
+}
+
+/// Computes a rank's closed-form order.
+pub type OrderRule = fn(&Shape, &Params, Rank) -> RankOrder;
+/// Computes a rank's warm-up.
+pub type WarmupRule = fn(&Shape, &Params, Rank) -> u32;
+
+/// A schedule: its name, what it needs, and its rule.
+#[derive(Debug)]
+pub struct Family {
+    /// Its name.
+    pub name: &'static str,
+    /// One line: what it is good for.
+    pub summary: &'static str,
+    /// The paper or system it comes from.
+    pub source: &'static str,
+    /// What it asks of the shape, for people.
+    pub constraints: &'static str,
+    /// Chunks a rank.
+    pub chunks: Chunks,
+    /// Its placement if none is asked for.
+    pub placement: Placement,
+    /// The optional arguments that it uses.
+    pub arguments: &'static [Argument],
+    /// Refuses what the rule can't do and fills in what was not given.
+    pub validate: fn(&Shape, &Request, &mut Params) -> Result<()>,
+    /// The rule.
+    pub order: OrderRule,
+    /// Warm-up by formula, where the family has one.
+    pub warmup: Option<WarmupRule>,
+}
+
+/// The families, in the order of the documentation.
+pub static FAMILIES: &[&Family] = &[
+    &one_chunk::NO_PIPELINING,
+    &one_chunk::GPIPE,
+    &one_chunk::ONE_F_ONE_B,
+    &one_chunk::EAGER_ONE_F_ONE_B,
+    &interleaved::INTERLEAVED,
+    &interleaved::LOOPED_BFS,
+    &interleaved::FORWARD_ONLY,
+];
+
+/// The arguments of `plan`, as given.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// Name of the schedule.
+    pub schedule: String,
+    /// Number of ranks.
+    pub pp: u32,
+    /// Chunks a rank; none: the family's own.
+    pub vp: Option<u32>,
+    /// Number of microbatches.
+    pub num_microbatches: u32,
+    /// Group size N of table families.
+    pub microbatch_group_size: Option<u32>,
+    /// Placement; none: the family's own.
+    pub placement: Option<Placement>,
+    /// Pieces of a sequence.
+    pub num_seq_pieces: u32,
+    /// Order of backward microbatches.
+    pub reverse_backward: Option<bool>,
+    /// Forwards only.
+    pub forward_only: bool,
+    /// One more forward of warm-up.
+    pub extra_warmup: u32,
+    /// Forward steps of a window that keep their activations.
+    pub partial_checkpoints: Option<u32>,
+}
+
+impl Request {
+    /// A request with nothing optional.
+    pub fn new(schedule: &str, pp: u32, vp: Option<u32>, num_microbatches: u32) -> Self {
+        Self {
+            schedule: schedule.to_owned(),
+            pp,
+            vp,
+            num_microbatches,
+            microbatch_group_size: None,
+            placement: None,
+            num_seq_pieces: 1,
+            reverse_backward: None,
+            forward_only: false,
+            extra_warmup: 0,
+            partial_checkpoints: None,
+        }
+    }
+
+    fn given(&self) -> impl Iterator<Item = Argument> {
+        [
+            (self.microbatch_group_size.is_some(), Argument::GroupSize),
+            (self.extra_warmup != 0, Argument::ExtraWarmup),
+            (self.reverse_backward.is_some(), Argument::ReverseBackward),
+            (self.forward_only, Argument::ForwardOnly),
+            (
+                self.partial_checkpoints.is_some(),
+                Argument::PartialCheckpoints,
+            ),
+            (self.num_seq_pieces != 1, Argument::SeqPieces),
+        ]
+        .into_iter()
+        .filter_map(|(given, argument)| given.then_some(argument))
+    }
+}
+
+/// The family of that name.
+///
+/// # Errors
+/// If there is none; the error lists the names.
+pub fn family(name: &str) -> Result<&'static Family> {
+    FAMILIES
+        .iter()
+        .find(|family| family.name == name)
+        .copied()
+        .ok_or_else(|| {
+            let names: Vec<&str> = FAMILIES.iter().map(|family| family.name).collect();
+            Error::config(
+                format!("schedule {name:?} is unknown"),
+                format!("one of {}", names.join(", ")),
+            )
+        })
+}
+
+/// Plans a step.
+///
+/// # Errors
+/// If an argument is out of range, unknown to the family, or contradicts another.
+pub fn plan(request: &Request) -> Result<Plan> {
+    let family = family(&request.schedule)?;
+    if let Some(unused) = request
+        .given()
+        .find(|given| !family.arguments.contains(given))
+    {
+        let used: Vec<&str> = family
+            .arguments
+            .iter()
+            .map(|argument| argument.name())
+            .collect();
+        let used = if used.is_empty() {
+            "none".to_owned()
+        } else {
+            used.join(", ")
+        };
+        return Err(Error::config(
+            format!(
+                "{} does not use the argument {}",
+                family.name,
+                unused.name()
+            ),
+            format!(
+                "leave it out; optional arguments of {}: {used}",
+                family.name
+            ),
+        ));
+    }
+    let vp = match (family.chunks, request.vp) {
+        (Chunks::Any, given) => given.unwrap_or(1),
+        (Chunks::Exactly(own), given) if given.is_none_or(|vp| vp == own) => own,
+        (Chunks::Exactly(own), given) => {
+            return Err(Error::config(
+                format!(
+                    "{} needs vp={own}, but got vp={}",
+                    family.name,
+                    given.unwrap_or(0)
+                ),
+                format!("leave vp out or give vp={own}"),
+            ));
+        }
+    };
+    let placement = request
+        .placement
+        .clone()
+        .unwrap_or_else(|| family.placement.clone());
+    if placement != family.placement && vp > 1 {
+        return Err(Error::config(
+            format!(
+                "{} has placement {}, but got {placement}",
+                family.name, family.placement
+            ),
+            format!("leave placement out or give {:?}", family.placement.name()),
+        ));
+    }
+    let shape = Shape::new(
+        request.pp,
+        vp,
+        request.num_microbatches,
+        request.num_seq_pieces,
+        family.placement.clone(),
+    )?;
+    if request.extra_warmup > 1 {
+        return Err(Error::config(
+            format!("extra_warmup={} is out of range", request.extra_warmup),
+            "give 0 or 1",
+        ));
+    }
+    let mut params = Params {
+        group: 0,
+        extra_warmup: request.extra_warmup,
+        reverse_backward: false,
+        forward_only: request.forward_only,
+        kept_activations: request.partial_checkpoints,
+    };
+    (family.validate)(&shape, request, &mut params)?;
+    Ok(Plan::closed(family, shape, params))
+}

@@ -1,0 +1,1 @@
+pub(crate) const _X: u8 = 0;

@@ -13,10 +13,12 @@
 //! | [`Style::EvenOdd`] | Megatron's synchronous calls | buffered, streams, batched |
 
 mod buffers;
+mod channels;
 mod even_odd;
 mod fifo;
 mod program;
 mod streams;
+mod unit_time;
 
 use crate::error::{Error, Result};
 use crate::ids::Rank;
@@ -25,7 +27,6 @@ use crate::plan::Plan;
 use crate::semantics::Style;
 
 pub use buffers::{Channel, Direction, buffers, sources};
-pub(crate) use fifo::progress;
 
 /// Most compute ops of a plan that can be lowered: a lowered plan holds all its ops, at 16 bytes.
 pub const MAX_OPS: u64 = 1 << 28;
@@ -99,4 +100,11 @@ fn compute_ops(plan: &Plan, rank: Rank) -> Vec<Op> {
         ops.retain(|op| op.kind.is_compute());
     }
     ops
+}
+
+/// Whether the compute order of every rank comes to its end, if sends never wait.
+pub(crate) fn progress(plan: &Plan) -> Result<()> {
+    let links = program::Links::new(plan.shape());
+    let orders: Vec<Vec<Op>> = plan.shape().ranks().map(|r| compute_ops(plan, r)).collect();
+    unit_time::ends(&links, &orders, plan.shape().num_units()).map(|_| ())
 }

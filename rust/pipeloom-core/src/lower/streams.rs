@@ -5,46 +5,50 @@
 //! receives of the channel move forward to the order of the sends (a suffix minimum over their
 //! positions); the tensor received early waits in its buffer.
 
-use std::collections::BTreeMap;
-
+use super::channels::Channels;
 use super::compute_ops;
 use super::program::{Links, NONE};
 use crate::error::{Error, Result};
-use crate::ids::{Rank, Stage};
+use crate::ids::Rank;
 use crate::op::{Flags, Op, OpKind};
 use crate::plan::{Plan, RankOps};
 
 pub(super) fn lower(plan: &Plan, prefetch: u32) -> Result<Vec<RankOps>> {
-    let links = Links::new(plan.shape());
-    let orders: Vec<Vec<Op>> = plan.shape().ranks().map(|r| compute_ops(plan, r)).collect();
-    let units = plan.shape().num_units() as usize;
-    let consumers = Consumers::new(links.num_stages(), units, &orders);
-    let mut channels = Channels::new(&links, units);
+    let shape = plan.shape();
+    let links = Links::new(shape);
+    let mut consumers = Consumers::new(links.num_stages(), shape.num_units() as usize);
+    let orders: Vec<Vec<Op>> = shape.ranks().map(|rank| compute_ops(plan, rank)).collect();
+    let mut channels = Channels::new(&links, shape.pp(), shape.num_units() as usize);
     for order in &orders {
-        for &op in order {
-            if let Some((_, recv, _)) = links.transfer(op) {
-                let consumer = consumers.of(recv).ok_or_else(|| missing(recv))?;
-                channels.send(op, consumer);
-            }
+        for (at, &op) in (0u32..).zip(order) {
+            consumers.add(op, at);
+            channels.add(op, at);
         }
     }
     let mut early = EarlyReceives::default();
-    let ranks = (0u32..).zip(&orders).map(|(rank, order)| {
-        early.place(&channels, rank, order, prefetch);
-        program(&links, Rank(rank), order, &early)
+    let programs = shape.ranks().map(|rank| {
+        early.clear(&orders[rank.index()], prefetch);
+        for messages in channels.inbound(rank.0) {
+            let source = &orders[messages.source as usize];
+            for &at in messages.producers {
+                if let Some((_, recv, _)) = links.transfer(source[at as usize]) {
+                    early.add(consumers.of(recv).ok_or_else(|| missing(recv))?);
+                }
+            }
+            early.end_channel();
+        }
+        early.sort();
+        Ok(program(&links, rank, &orders[rank.index()], &early))
     });
-    Ok(ranks.collect())
+    programs.collect()
 }
 
 fn missing(recv: Op) -> Error {
-    let kind = if recv.kind == OpKind::RecvForward {
-        "F"
-    } else {
-        "B"
-    };
+    let forward = recv.kind == OpKind::RecvForward;
+    let kind = if forward { "F" } else { "B" };
     Error::check(
         format!(
-            "no rank runs `{}{kind}{}`, though its input is made",
+            "no rank runs `{}{kind}{}`, though what it reads is made",
             recv.stage, recv.unit
         ),
         "check the plan first: plan.check()",
@@ -84,19 +88,21 @@ struct Consumers {
 }
 
 impl Consumers {
-    fn new(stages: usize, units: usize, orders: &[Vec<Op>]) -> Self {
-        let mut positions = vec![[NONE; 2]; stages * units];
-        for order in orders {
-            for (at, op) in (0u32..).zip(order) {
-                let cell = &mut positions[op.stage.index() * units + op.unit.index()];
-                match op.kind {
-                    OpKind::Forward => cell[0] = at,
-                    OpKind::Backward | OpKind::BackwardInput => cell[1] = at,
-                    _ => {}
-                }
-            }
+    fn new(stages: usize, units: usize) -> Self {
+        Self {
+            units,
+            positions: vec![[NONE; 2]; stages * units],
         }
-        Self { units, positions }
+    }
+
+    #[inline]
+    fn add(&mut self, op: Op, at: u32) {
+        let reads = match op.kind {
+            OpKind::Forward => 0,
+            OpKind::Backward | OpKind::BackwardInput => 1,
+            _ => return,
+        };
+        self.positions[op.stage.index() * self.units + op.unit.index()][reads] = at;
     }
 
     #[inline]
@@ -107,107 +113,53 @@ impl Consumers {
     }
 }
 
-/// The messages of every channel, in send order, each as its consumer's position.
-struct Channels {
-    /// By stage: the channel of its output and of its input gradient.
-    of_stage: Vec<[u32; 2]>,
-    /// By channel: where its messages begin, and how many were sent.
-    spans: Vec<(usize, usize)>,
-    /// By receiving rank: its channels.
-    inbound: BTreeMap<u32, Vec<u32>>,
-    messages: Vec<u32>,
-}
-
-impl Channels {
-    fn new(links: &Links, units: usize) -> Self {
-        let mut ids: BTreeMap<(u32, u32, usize), u32> = BTreeMap::new();
-        let mut of_stage = vec![[NONE; 2]; links.num_stages()];
-        let mut lens: Vec<usize> = Vec::new();
-        let mut inbound: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
-        for (stage, channels) in (0u32..).map(Stage).zip(&mut of_stage) {
-            for (direction, kind) in [OpKind::Forward, OpKind::Backward].into_iter().enumerate() {
-                let op = Op::new(stage, kind, crate::ids::Unit(0));
-                let Some((_, _, receiver)) = links.transfer(op) else {
-                    continue;
-                };
-                let key = (links.rank_of(stage), receiver, direction);
-                let id = *ids.entry(key).or_insert_with(|| {
-                    let id = u32::try_from(lens.len()).unwrap_or(NONE);
-                    inbound.entry(receiver).or_default().push(id);
-                    lens.push(0);
-                    id
-                });
-                lens[id as usize] += units;
-                channels[direction] = id;
-            }
-        }
-        let mut end = 0;
-        let spans = lens.iter().map(|len| {
-            end += len;
-            (end - len, 0)
-        });
-        Self {
-            of_stage,
-            spans: spans.collect(),
-            inbound,
-            messages: vec![0; end],
-        }
-    }
-
-    #[inline]
-    fn send(&mut self, producer: Op, consumer: u32) {
-        let direction = usize::from(producer.kind != OpKind::Forward);
-        let channel = self.of_stage[producer.stage.index()][direction];
-        let (start, sent) = &mut self.spans[channel as usize];
-        self.messages[*start + *sent] = consumer;
-        *sent += 1;
-    }
-
-    fn inbound(&self, rank: u32) -> impl Iterator<Item = &[u32]> {
-        let channels = self.inbound.get(&rank).map_or(&[][..], Vec::as_slice);
-        channels.iter().map(|&channel| {
-            let (start, sent) = self.spans[channel as usize];
-            &self.messages[start..start + sent]
-        })
-    }
-}
-
 /// Which receives stand before each op of one rank: a counting sort of consumers by position.
 #[derive(Default)]
 struct EarlyReceives {
-    /// By position: where its receives begin in `consumers`; one more at the end.
+    ahead: Ahead,
+    /// By position: where its receives begin in `sorted`; one more at the end.
     starts: Vec<u32>,
-    consumers: Vec<u32>,
-    /// Scratch: position of each receive, in the order of the channels.
-    positions: Vec<u32>,
+    sorted: Vec<u32>,
+    /// Channel by channel, in send order: each receive's position and consumer.
+    receives: Vec<(u32, u32)>,
+    /// Where the current channel begins in `receives`.
+    channel: usize,
 }
 
 impl EarlyReceives {
-    fn place(&mut self, channels: &Channels, rank: u32, order: &[Op], prefetch: u32) {
-        let ahead = Ahead::new(order, prefetch);
-        self.positions.clear();
+    fn clear(&mut self, order: &[Op], prefetch: u32) {
+        self.ahead = Ahead::new(order, prefetch);
         self.starts.clear();
         self.starts.resize(order.len() + 2, 0);
-        for messages in channels.inbound(rank) {
-            let first = self.positions.len();
-            let wanted = messages.iter().map(|&consumer| ahead.of(consumer));
-            self.positions.extend(wanted);
-            let mut earliest = NONE;
-            for position in self.positions[first..].iter_mut().rev() {
-                earliest = earliest.min(*position);
-                *position = earliest;
-                self.starts[earliest as usize + 2] += 1;
-            }
+        self.receives.clear();
+        self.channel = 0;
+    }
+
+    #[inline]
+    fn add(&mut self, consumer: u32) {
+        self.receives.push((self.ahead.of(consumer), consumer));
+    }
+
+    /// Moves receives forward to where they stand in the order of the sends.
+    fn end_channel(&mut self) {
+        let mut earliest = NONE;
+        for (position, _) in self.receives[self.channel..].iter_mut().rev() {
+            earliest = earliest.min(*position);
+            *position = earliest;
+            self.starts[earliest as usize + 2] += 1;
         }
+        self.channel = self.receives.len();
+    }
+
+    fn sort(&mut self) {
         for at in 2..self.starts.len() {
             self.starts[at] += self.starts[at - 1];
         }
-        self.consumers.clear();
-        self.consumers.resize(self.positions.len(), 0);
-        let consumers = channels.inbound(rank).flatten();
-        for (&position, &consumer) in self.positions.iter().zip(consumers) {
+        self.sorted.clear();
+        self.sorted.resize(self.receives.len(), 0);
+        for &(position, consumer) in &self.receives {
             let next = &mut self.starts[position as usize + 1];
-            self.consumers[*next as usize] = consumer;
+            self.sorted[*next as usize] = consumer;
             *next += 1;
         }
     }
@@ -215,11 +167,12 @@ impl EarlyReceives {
     /// Consumers of the receives that stand before the op at a position.
     #[inline]
     fn at(&self, position: usize) -> &[u32] {
-        &self.consumers[self.starts[position] as usize..self.starts[position + 1] as usize]
+        &self.sorted[self.starts[position] as usize..self.starts[position + 1] as usize]
     }
 }
 
 /// Finds the position before which a consumer's receive would stand if it were alone.
+#[derive(Default)]
 struct Ahead {
     back: u32,
     /// Only for orders with overlapped pairs: slot of each op, and first op of each slot.

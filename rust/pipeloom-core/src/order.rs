@@ -230,6 +230,8 @@ struct Phase {
     repeats: u32,
     /// Position of the phase's first op.
     start: u64,
+    /// Actions before the phase: as `start`, but an overlapped pair counts once.
+    actions_before: u64,
     /// Counter of each stream when the phase begins.
     counters: Vec<u32>,
 }
@@ -332,6 +334,24 @@ impl RankOrder {
             start,
             counters,
         });
+    }
+
+    /// As [`RankOrder::phase`], but slots whose stream has ended are left out.
+    pub fn phase_clipped(&mut self, pattern: &[u8], repeats: u32) {
+        let mut repeats = repeats;
+        while repeats > 0 {
+            let alive: Vec<u8> = pattern
+                .iter()
+                .copied()
+                .filter(|&s| self.left(s) > 0)
+                .collect();
+            let Some(rounds) = alive.iter().map(|&s| self.left(s)).min() else {
+                return;
+            };
+            let rounds = rounds.min(repeats);
+            self.phase(&alive, rounds);
+            repeats -= rounds;
+        }
     }
 
     fn counters_at_end(&self) -> Vec<u32> {

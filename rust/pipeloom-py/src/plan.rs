@@ -219,17 +219,14 @@ impl Plan {
     #[pyo3(signature = (rank, i, /))]
     fn op(&self, rank: &Bound<'_, PyAny>, i: &Bound<'_, PyAny>) -> PyResult<String> {
         let rank = convert::rank(rank)?;
-        let position = convert::integer("i", i, 0, u32::MAX)?;
-        self.0
-            .op(rank, u64::from(position))
-            .map(|op| op.to_string())
-            .map_err(to_py)
+        let i = convert::integer("i", i, 0, u32::MAX)?;
+        self.0.action(rank, u64::from(i)).map_err(to_py)
     }
 
     #[pyo3(signature = (rank, op, /))]
     fn position(&self, rank: &Bound<'_, PyAny>, op: &str) -> PyResult<u64> {
         let rank = convert::rank(rank)?;
-        self.0.position(rank, convert::op(op)?).map_err(to_py)
+        self.0.action_of(rank, convert::op(op)?).map_err(to_py)
     }
 
     #[pyo3(signature = (rank, /))]

@@ -7,6 +7,7 @@
 //! | the pipeline's shape and placement | [`shape`] |
 //! | a rank's order in closed form | [`order`] |
 //! | all ranks' orders | [`plan`] |
+//! | a rank's order as arrays | [`columns`] |
 //! | the rules that make plans | [`schedules`] |
 //! | sends and receives for any plan | [`lower`] |
 //! | a plan as text, CSV and saved file | [`text`] |
@@ -26,6 +27,7 @@
 //! ```
 
 pub mod check;
+pub mod columns;
 pub mod error;
 pub mod ids;
 pub mod lower;

@@ -2,6 +2,9 @@
 
 mod interleaved;
 mod one_chunk;
+mod sequence;
+mod v;
+mod zero_bubble;
 
 use crate::error::{Error, Result};
 use crate::ids::Rank;
@@ -102,6 +105,12 @@ pub static FAMILIES: &[&Family] = &[
     &one_chunk::EAGER_ONE_F_ONE_B,
     &interleaved::INTERLEAVED,
     &interleaved::LOOPED_BFS,
+    &zero_bubble::ZB_H1,
+    &zero_bubble::ZB_H2,
+    &zero_bubble::INTERLEAVED_ZB,
+    &v::ZB_V,
+    &v::DUALPIPE_V,
+    &sequence::SEQ_1F1B,
     &interleaved::FORWARD_ONLY,
 ];
 

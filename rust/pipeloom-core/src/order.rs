@@ -326,14 +326,68 @@ impl RankOrder {
                 "stream {id} runs past its end"
             );
         }
-        let start = self.len;
+        let (start, actions_before) = (self.len, self.num_actions());
         self.len += pattern.len() as u64 * u64::from(repeats);
+        let pattern = pattern.to_vec();
         self.phases.push(Phase {
-            pattern: pattern.to_vec(),
+            pattern,
             repeats,
             start,
+            actions_before,
             counters,
         });
+    }
+
+    /// Number of actions: ops, an overlapped pair counted once.
+    pub fn num_actions(&self) -> u64 {
+        let Some(last) = self.phases.last() else {
+            return 0;
+        };
+        let width = last.pattern.len() as u64 - self.pairs_within(&last.pattern);
+        last.actions_before + width * u64::from(last.repeats)
+    }
+
+    fn pairs_within(&self, pattern: &[u8]) -> u64 {
+        pattern.iter().filter(|&&id| self.is_second(id)).count() as u64
+    }
+
+    fn is_second(&self, id: u8) -> bool {
+        self.streams[usize::from(id)].flags.has(Flags::PAIR_SECOND)
+    }
+
+    /// Position of the (first) op of an action.
+    pub fn position_of_action(&self, action: u64) -> Option<u64> {
+        if action >= self.num_actions() {
+            return None;
+        }
+        let at = self
+            .phases
+            .partition_point(|phase| phase.actions_before <= action)
+            - 1;
+        let phase = &self.phases[at];
+        let width = phase.pattern.len() as u64 - self.pairs_within(&phase.pattern);
+        let offset = action - phase.actions_before;
+        let (round, nth) = (offset / width, offset % width);
+        let mut firsts = (0u64..)
+            .zip(&phase.pattern)
+            .filter(|(_, id)| !self.is_second(**id));
+        let slot = usize::try_from(nth).ok().and_then(|nth| firsts.nth(nth))?.0;
+        Some(phase.start + round * phase.pattern.len() as u64 + slot)
+    }
+
+    /// The action that the op at a position belongs to.
+    pub fn action_of_position(&self, position: u64) -> Option<u64> {
+        if position >= self.len {
+            return None;
+        }
+        let at = self.phases.partition_point(|phase| phase.start <= position) - 1;
+        let phase = &self.phases[at];
+        let width = phase.pattern.len() as u64;
+        let offset = position - phase.start;
+        let slot = usize::try_from(offset % width).ok()?;
+        let before = slot as u64 - self.pairs_within(&phase.pattern[..=slot]);
+        let per_round = width - self.pairs_within(&phase.pattern);
+        Some(phase.actions_before + offset / width * per_round + before)
     }
 
     /// As [`RankOrder::phase`], but slots whose stream has ended are left out.

@@ -359,18 +359,15 @@ impl Plan {
     /// If the rank is out of range or does not run the op.
     pub fn action_of(&self, rank: Rank, op: Op) -> Result<u64> {
         let position = self.position(rank, op)?;
-        match self.held_ops(rank) {
-            Some(held) => {
-                let upto = usize::try_from(position).map_or(held.ops.len(), |at| at + 1);
-                let second = |op: &&Op| op.flags.has(Flags::PAIR_SECOND);
-                Ok(position - held.ops[..upto].iter().filter(second).count() as u64)
-            }
-            None => {
-                let order = self.closed_form(rank);
-                Ok(order
-                    .and_then(|order| order.action_of_position(position))
-                    .unwrap_or(position))
-            }
+        if let Some(held) = self.held_ops(rank) {
+            let upto = usize::try_from(position).map_or(held.ops.len(), |at| at + 1);
+            let second = |op: &&Op| op.flags.has(Flags::PAIR_SECOND);
+            Ok(position - held.ops[..upto].iter().filter(second).count() as u64)
+        } else {
+            let order = self.closed_form(rank);
+            Ok(order
+                .and_then(|order| order.action_of_position(position))
+                .unwrap_or(position))
         }
     }
 

@@ -412,29 +412,28 @@ impl Plan {
     /// One line: what the plan is.
     pub fn describe(&self) -> String {
         let shape = &self.shape;
-        let mut text = format!(
-            "Plan({:?}, pp={}, vp={}, num_microbatches={}",
-            &*self.schedule,
-            shape.pp(),
-            shape.vp(),
-            shape.num_microbatches()
-        );
+        let mut parts = vec![
+            format!("{:?}", &*self.schedule),
+            format!("pp={}", shape.pp()),
+            format!("vp={}", shape.vp()),
+            format!("num_microbatches={}", shape.num_microbatches()),
+        ];
         if let Some(group) = self.group_size() {
-            text += &format!(", microbatch_group_size={group}");
+            parts.push(format!("microbatch_group_size={group}"));
         }
         if shape.num_seq_pieces() > 1 {
-            text += &format!(", num_seq_pieces={}", shape.num_seq_pieces());
+            parts.push(format!("num_seq_pieces={}", shape.num_seq_pieces()));
         }
         if *shape.placement() != Placement::Loop {
-            text += &format!(", placement={:?}", shape.placement().name());
+            parts.push(format!("placement={:?}", shape.placement().name()));
         }
         if self.params.forward_only {
-            text += ", forward_only=True";
+            parts.push("forward_only=True".to_owned());
         }
         if let Some(style) = self.style {
-            text += &format!(", style={:?}", style.name());
+            parts.push(format!("style={:?}", style.name()));
         }
-        text + ")"
+        format!("Plan({})", parts.join(", "))
     }
 
     /// This plan with its ops held, for passes that read all of them.

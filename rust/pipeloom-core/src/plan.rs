@@ -359,18 +359,15 @@ impl Plan {
     /// If the rank is out of range or does not run the op.
     pub fn action_of(&self, rank: Rank, op: Op) -> Result<u64> {
         let position = self.position(rank, op)?;
-        match self.held_ops(rank) {
-            Some(held) => {
-                let upto = usize::try_from(position).map_or(held.ops.len(), |at| at + 1);
-                let second = |op: &&Op| op.flags.has(Flags::PAIR_SECOND);
-                Ok(position - held.ops[..upto].iter().filter(second).count() as u64)
-            }
-            None => {
-                let order = self.closed_form(rank);
-                Ok(order
-                    .and_then(|order| order.action_of_position(position))
-                    .unwrap_or(position))
-            }
+        if let Some(held) = self.held_ops(rank) {
+            let upto = usize::try_from(position).map_or(held.ops.len(), |at| at + 1);
+            let second = |op: &&Op| op.flags.has(Flags::PAIR_SECOND);
+            Ok(position - held.ops[..upto].iter().filter(second).count() as u64)
+        } else {
+            let order = self.closed_form(rank);
+            Ok(order
+                .and_then(|order| order.action_of_position(position))
+                .unwrap_or(position))
         }
     }
 
@@ -415,29 +412,28 @@ impl Plan {
     /// One line: what the plan is.
     pub fn describe(&self) -> String {
         let shape = &self.shape;
-        let mut text = format!(
-            "Plan({:?}, pp={}, vp={}, num_microbatches={}",
-            &*self.schedule,
-            shape.pp(),
-            shape.vp(),
-            shape.num_microbatches()
-        );
+        let mut parts = vec![
+            format!("{:?}", &*self.schedule),
+            format!("pp={}", shape.pp()),
+            format!("vp={}", shape.vp()),
+            format!("num_microbatches={}", shape.num_microbatches()),
+        ];
         if let Some(group) = self.group_size() {
-            text += &format!(", microbatch_group_size={group}");
+            parts.push(format!("microbatch_group_size={group}"));
         }
         if shape.num_seq_pieces() > 1 {
-            text += &format!(", num_seq_pieces={}", shape.num_seq_pieces());
+            parts.push(format!("num_seq_pieces={}", shape.num_seq_pieces()));
         }
         if *shape.placement() != Placement::Loop {
-            text += &format!(", placement={:?}", shape.placement().name());
+            parts.push(format!("placement={:?}", shape.placement().name()));
         }
         if self.params.forward_only {
-            text += ", forward_only=True";
+            parts.push("forward_only=True".to_owned());
         }
         if let Some(style) = self.style {
-            text += &format!(", style={:?}", style.name());
+            parts.push(format!("style={:?}", style.name()));
         }
-        text + ")"
+        format!("Plan({})", parts.join(", "))
     }
 
     /// This plan with its ops held, for passes that read all of them.

@@ -294,12 +294,11 @@ fn or_zeros<T: Element>(
     column: Option<Vec<T>>,
     len: usize,
 ) -> PyResult<Bound<'_, PyAny>> {
-    match column {
-        Some(column) => Ok(column.into_pyarray(py).into_any()),
-        None => {
-            let zero = PyBytes::new(py, &[0; 4]);
-            let new = py.get_type::<PyUntypedArray>();
-            new.call1((len, numpy::dtype::<T>(py), zero, 0, (0,)))
-        }
+    if let Some(column) = column {
+        Ok(column.into_pyarray(py).into_any())
+    } else {
+        let zero = PyBytes::new(py, &[0; 4]);
+        let new = py.get_type::<PyUntypedArray>();
+        new.call1((len, numpy::dtype::<T>(py), zero, 0, (0,)))
     }
 }

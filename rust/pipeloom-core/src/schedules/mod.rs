@@ -1,5 +1,6 @@
 //! The schedules: the rules that make plans, one file a family, listed by name in [`FAMILIES`].
 
+mod dualpipe;
 mod interleaved;
 mod one_chunk;
 mod sequence;
@@ -109,7 +110,8 @@ pub static FAMILIES: &[&Family] = &[
     &zero_bubble::ZB_H2,
     &zero_bubble::INTERLEAVED_ZB,
     &v::ZB_V,
-    &v::DUALPIPE_V,
+    &dualpipe::DUALPIPE_V,
+    &dualpipe::DUALPIPE,
     &sequence::SEQ_1F1B,
     &interleaved::FORWARD_ONLY,
 ];

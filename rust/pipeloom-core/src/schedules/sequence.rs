@@ -1,4 +1,4 @@
-//! Schedules over pieces of a sequence: Seq1F1B.
+//! Schedules over pieces of a sequence: `Seq1F1B`.
 
 use super::one_chunk::{accept, capped, warm_steady_cool};
 use super::{Argument, Chunks, Family};

@@ -1,10 +1,9 @@
-//! Closed-form schedules on the V placement (two chunks a rank): ZB-V and DualPipeV.
+//! The hand-crafted schedule on the V placement (two chunks a rank): ZB-V.
 
 use super::one_chunk::accept;
 use super::{Argument, Chunks, Family};
-use crate::error::Error;
 use crate::ids::{Chunk, Rank};
-use crate::op::{Flags, OpKind};
+use crate::op::OpKind;
 use crate::order::{RankOrder, Sequence};
 use crate::shape::{Placement, Shape};
 
@@ -19,32 +18,6 @@ pub(super) static ZB_V: Family = Family {
     arguments: &[Argument::PartialCheckpoints],
     validate: accept,
     order: |shape, _, rank| zb_v(shape, rank),
-    warmup: None,
-};
-
-/// DualPipe cut in half: overlapped forward and backward of the two chunks.
-pub(super) static DUALPIPE_V: Family = Family {
-    name: "dualpipe_v",
-    summary: "overlapped F/B pairs of two chunks: hides expert-parallel communication",
-    source: "DualPipe (cut-in-half), DeepSeek; torch ScheduleDualPipeV",
-    constraints: "vp = 2; m >= 2 pp",
-    chunks: Chunks::Exactly(2),
-    placement: Placement::V,
-    arguments: &[Argument::PartialCheckpoints],
-    validate: |shape, _, _| {
-        let (pp, m) = (shape.pp(), shape.num_microbatches());
-        if m >= 2 * pp {
-            return Ok(());
-        }
-        Err(Error::config(
-            format!(
-                "dualpipe_v needs num_microbatches >= 2 pp = {}, but got {m}",
-                2 * pp
-            ),
-            format!("raise num_microbatches to {}, or use \"zb_v\"", 2 * pp),
-        ))
-    },
-    order: |shape, _, rank| dualpipe_v(shape, rank),
     warmup: None,
 };
 
@@ -80,143 +53,4 @@ fn zb_v(shape: &Shape, rank: Rank) -> RankOrder {
     order.phase(&[w1], order.left(w1));
     order.phase(&[w0], order.left(w0));
     order
-}
-
-/// Hands out the ops of two chunks stretch by stretch: each stretch is a stream of its own that
-/// begins where the chunk's last one of that role ended. Streams used twice a round share.
-pub(super) struct Stretches {
-    pub(super) order: RankOrder,
-    /// Chunk of (phase 0, phase 1): swapped on the far half of a bidirectional pipeline.
-    chunks: [Chunk; 2],
-    first_unit: [u32; 2],
-    forwards: [u32; 2],
-    backwards: [u32; 2],
-    weights: [u32; 2],
-}
-
-impl Stretches {
-    pub(super) fn new(shape: &Shape, rank: Rank, chunks: [Chunk; 2]) -> Self {
-        let first_unit = chunks.map(|chunk| {
-            shape
-                .stage_at(rank, chunk)
-                .map_or(0, |stage| shape.units_of(stage).start)
-        });
-        Self {
-            order: RankOrder::new(shape, rank),
-            chunks,
-            first_unit,
-            forwards: [0; 2],
-            backwards: [0; 2],
-            weights: [0; 2],
-        }
-    }
-
-    fn take(&mut self, kind: OpKind, flags: Flags, chunk: usize, len: u32) -> u8 {
-        let counter = match kind {
-            OpKind::Forward => &mut self.forwards[chunk],
-            OpKind::BackwardWeight => &mut self.weights[chunk],
-            _ => &mut self.backwards[chunk],
-        };
-        // A full backward does the weight half too.
-        let first = self.first_unit[chunk] + *counter;
-        *counter += len;
-        if kind == OpKind::Backward {
-            self.weights[chunk] += len;
-        }
-        let sequence = Sequence::Units {
-            chunk: self.chunks[chunk],
-            first,
-            len,
-        };
-        self.order.marked_stream(kind, flags, sequence)
-    }
-
-    /// `len` rounds of the given ops; `FB(a, b)` is a pair: forward of chunk a with backward of b.
-    pub(super) fn rounds(&mut self, len: u32, slots: &[Slot]) {
-        if len == 0 {
-            return;
-        }
-        let mut pattern = Vec::new();
-        for slot in slots {
-            match *slot {
-                Slot::F(c) => pattern.push(self.take(OpKind::Forward, Flags::NONE, c, len)),
-                Slot::B(c) => pattern.push(self.take(OpKind::Backward, Flags::NONE, c, len)),
-                Slot::I(c) => pattern.push(self.take(OpKind::BackwardInput, Flags::NONE, c, len)),
-                Slot::W(c) => pattern.push(self.take(OpKind::BackwardWeight, Flags::NONE, c, len)),
-                Slot::FB(f, b) => {
-                    pattern.push(self.take(OpKind::Forward, Flags::PAIR_FIRST, f, len));
-                    pattern.push(self.take(OpKind::Backward, Flags::PAIR_SECOND, b, len));
-                }
-            }
-        }
-        self.order.phase(&pattern, len);
-    }
-}
-
-/// One op of a round, with its chunk.
-#[derive(Clone, Copy)]
-pub(super) enum Slot {
-    F(usize),
-    B(usize),
-    I(usize),
-    W(usize),
-    FB(usize, usize),
-}
-
-fn dualpipe_v(shape: &Shape, rank: Rank) -> RankOrder {
-    let (pp, d, m) = (shape.pp(), rank.0, shape.num_units());
-    let chunks = [Chunk(0), Chunk(1)];
-    dual(
-        Stretches::new(shape, rank, chunks),
-        pp,
-        d,
-        m - 2 * pp,
-        d == pp - 1,
-    )
-}
-
-/// The eight steps of DualPipe on a rank `d` of a pipeline of `pp`, with `spare` microbatches
-/// more than it needs; at the `turn`, the first pair can't overlap: its backward needs its own
-/// forward.
-pub(super) fn dual(mut to: Stretches, pp: u32, d: u32, spare: u32, turn: bool) -> RankOrder {
-    let (before, after) = (pp - d - 1, d + 1);
-    to.rounds(2 * before, &[Slot::F(0)]);
-    to.rounds(after, &[Slot::F(0), Slot::F(1)]);
-    to.rounds(before, &[Slot::I(1), Slot::W(1), Slot::F(1)]);
-    let mut pairs = spare + after;
-    if turn {
-        to.rounds(1, &[Slot::F(0), Slot::B(1), Slot::FB(1, 0)]);
-        pairs -= 1;
-    }
-    to.rounds(pairs, &[Slot::FB(0, 1), Slot::FB(1, 0)]);
-    to.rounds(before, &[Slot::B(1), Slot::FB(1, 0)]);
-    // From the middle of the cool-down on, weight halves are put off to fill the tail.
-    let whole = after / 2;
-    to.rounds(whole, &[Slot::B(1), Slot::B(0)]);
-    if after.is_multiple_of(2) {
-        to.rounds(after - whole, &[Slot::I(1), Slot::I(0)]);
-    } else {
-        to.rounds(1, &[Slot::B(1), Slot::I(0)]);
-        to.rounds(after - whole - 1, &[Slot::I(1), Slot::I(0)]);
-    }
-    // They are done first in, first out: alternating chunks, then chunk 0 alone.
-    let first = usize::from(after.is_multiple_of(2));
-    let mut alternating = after;
-    for (count, with_input) in [(before, true), (after, false)] {
-        let mixed = count.min(alternating);
-        let next = (first + (after - alternating) as usize) % 2;
-        let pop = |c: usize| {
-            if with_input {
-                vec![Slot::W(c), Slot::I(0)]
-            } else {
-                vec![Slot::W(c)]
-            }
-        };
-        for at in 0..mixed as usize {
-            to.rounds(1, &pop((next + at) % 2));
-        }
-        to.rounds(count - mixed, &pop(0));
-        alternating -= mixed;
-    }
-    to.order
 }

@@ -49,15 +49,14 @@ pub(super) static INTERLEAVED_ZB: Family = Family {
     arguments: &[Argument::GroupSize, Argument::PartialCheckpoints],
     validate: |shape, request, params| {
         let units = shape.num_units();
-        params.group = match request.microbatch_group_size {
-            Some(group) => full_pipeline_group(shape, group)?,
-            None => {
-                let rounds = (units / shape.pp()).max(1);
-                if units.is_multiple_of(rounds) {
-                    units / rounds
-                } else {
-                    default_group(shape.pp(), units)
-                }
+        params.group = if let Some(group) = request.microbatch_group_size {
+            full_pipeline_group(shape, group)?
+        } else {
+            let rounds = (units / shape.pp()).max(1);
+            if units.is_multiple_of(rounds) {
+                units / rounds
+            } else {
+                default_group(shape.pp(), units)
             }
         };
         Ok(())

@@ -5,6 +5,7 @@
 //! | ranks, stages, units: index types | [`ids`] |
 //! | one entry of a rank's order | [`op`] |
 //! | the pipeline's shape and placement | [`shape`] |
+//! | which layers each stage builds | [`layout`] |
 //! | a rank's order in closed form | [`order`] |
 //! | all ranks' orders | [`plan`] |
 //! | the rules that make plans | [`schedules`] |
@@ -26,6 +27,7 @@
 pub mod check;
 pub mod error;
 pub mod ids;
+pub mod layout;
 pub mod op;
 pub mod order;
 pub mod plan;

@@ -8,6 +8,7 @@
 //! | which layers each stage builds | [`layout`] |
 //! | a rank's order in closed form | [`order`] |
 //! | all ranks' orders | [`plan`] |
+//! | a rank's order as arrays | [`columns`] |
 //! | the rules that make plans | [`schedules`] |
 //! | what transfers may do to the program | [`semantics`] |
 //! | which forwards are run again | [`recompute`] |
@@ -25,6 +26,7 @@
 //! ```
 
 pub mod check;
+pub mod columns;
 pub mod error;
 pub mod ids;
 pub mod layout;

@@ -261,7 +261,9 @@ fn stage_text(stage: StageContent) -> String {
         if count <= 3 {
             text += &letter.repeat(count as usize);
         } else {
-            text += &format!("{letter}*{count}");
+            text += letter;
+            text += "*";
+            text += &count.to_string();
         }
     }
     if stage.post_process {

@@ -31,7 +31,7 @@ impl Layout {
 impl Layout {
     // Pickle rebuilds a layout through this; people use `from_string`, which is the same.
     #[new]
-    #[pyo3(signature = (text, /, *, pp, vp=None, num_layers=None, mtp_num_layers=None,
+    #[pyo3(signature = (text, *, pp, vp=None, num_layers=None, mtp_num_layers=None,
         placement="loop"))]
     fn new(
         py: Python<'_>,
@@ -47,8 +47,9 @@ impl Layout {
         detach(py, || Core::from_text(text, pp, vp, expected, placement)).map(Self)
     }
 
+    /// Reads the layout language; `vp` is inferred from the number of stages.
     #[staticmethod]
-    #[pyo3(signature = (text, /, *, pp, vp=None, num_layers=None, mtp_num_layers=None,
+    #[pyo3(signature = (text, *, pp, vp=None, num_layers=None, mtp_num_layers=None,
         placement="loop"))]
     fn from_string(
         py: Python<'_>,
@@ -62,8 +63,9 @@ impl Layout {
         Self::new(py, text, pp, vp, num_layers, mtp_num_layers, placement)
     }
 
+    /// From the names of the layers of each stage, in stage order.
     #[staticmethod]
-    #[pyo3(signature = (names, /, *, pp, vp=None, num_layers=None, mtp_num_layers=None,
+    #[pyo3(signature = (names, *, pp, vp=None, num_layers=None, mtp_num_layers=None,
         placement="loop"))]
     fn from_names(
         py: Python<'_>,
@@ -80,8 +82,9 @@ impl Layout {
         detach(py, || Core::from_names(&names, pp, vp, expected, placement)).map(Self)
     }
 
+    /// As many layers on each stage; the remainder goes one each to the first stages.
     #[staticmethod]
-    #[pyo3(signature = (num_layers, /, *, pp, vp=None, placement="loop"))]
+    #[pyo3(signature = (num_layers, *, pp, vp=None, placement="loop"))]
     fn even(
         py: Python<'_>,
         num_layers: Value<'_, '_>,
@@ -96,8 +99,9 @@ impl Layout {
         detach(py, || Core::even(num_layers, pp, vp, placement)).map(Self)
     }
 
+    /// Megatron-core's split arguments.
     #[staticmethod]
-    #[pyo3(signature = (num_layers, /, *, pp, vp=None, num_layers_in_first_pipeline_stage=None,
+    #[pyo3(signature = (num_layers, *, pp, vp=None, num_layers_in_first_pipeline_stage=None,
         num_layers_in_last_pipeline_stage=None, account_for_embedding_in_pipeline_split=false,
         account_for_loss_in_pipeline_split=false, mtp_num_layers=None, placement="loop"))]
     #[allow(clippy::too_many_arguments)] // Megatron's arguments
@@ -139,28 +143,33 @@ impl Layout {
         detach(py, || split.layout()).map(Self)
     }
 
+    /// From the number of layers of each chunk of each rank: `counts[rank][chunk]`.
     #[staticmethod]
-    #[pyo3(signature = (counts, /, *, placement="loop"))]
+    #[pyo3(signature = (counts, *, placement="loop"))]
     fn from_counts(py: Python<'_>, counts: Value<'_, '_>, placement: &str) -> PyResult<Self> {
         let (counts, placement) = (count_lists(counts)?, named(placement)?);
         detach(py, || Core::from_counts(&counts, placement)).map(Self)
     }
 
+    /// The 1-based global numbers of the decoder layers.
     #[pyo3(signature = (rank, vp_stage=None))]
     fn layers(&self, rank: Value<'_, '_>, vp_stage: Option<Value<'_, '_>>) -> PyResult<Vec<u32>> {
         Ok(self.find(rank, vp_stage)?.layers().collect())
     }
 
+    /// The number of decoder layers.
     #[pyo3(signature = (rank, vp_stage=None))]
     fn num_layers(&self, rank: Value<'_, '_>, vp_stage: Option<Value<'_, '_>>) -> PyResult<u32> {
         Ok(self.find(rank, vp_stage)?.num_layers)
     }
 
+    /// The number of decoder layers in the stages before.
     #[pyo3(signature = (rank, vp_stage=None))]
     fn offset(&self, rank: Value<'_, '_>, vp_stage: Option<Value<'_, '_>>) -> PyResult<u32> {
         Ok(self.find(rank, vp_stage)?.offset)
     }
 
+    /// The number of MTP layers.
     #[pyo3(signature = (rank, vp_stage=None))]
     fn num_mtp_layers(
         &self,
@@ -170,21 +179,25 @@ impl Layout {
         Ok(self.find(rank, vp_stage)?.num_mtp_layers)
     }
 
+    /// The number of MTP layers in the stages before.
     #[pyo3(signature = (rank, vp_stage=None))]
     fn mtp_offset(&self, rank: Value<'_, '_>, vp_stage: Option<Value<'_, '_>>) -> PyResult<u32> {
         Ok(self.find(rank, vp_stage)?.mtp_offset)
     }
 
+    /// Whether the chunk holds the embedding.
     #[pyo3(signature = (rank, vp_stage=None))]
     fn pre_process(&self, rank: Value<'_, '_>, vp_stage: Option<Value<'_, '_>>) -> PyResult<bool> {
         Ok(self.find(rank, vp_stage)?.pre_process)
     }
 
+    /// Whether the chunk holds final norm, output layer and loss.
     #[pyo3(signature = (rank, vp_stage=None))]
     fn post_process(&self, rank: Value<'_, '_>, vp_stage: Option<Value<'_, '_>>) -> PyResult<bool> {
         Ok(self.find(rank, vp_stage)?.post_process)
     }
 
+    /// The global stage of the chunk.
     #[pyo3(signature = (rank, vp_stage=None))]
     fn stage(&self, rank: Value<'_, '_>, vp_stage: Option<Value<'_, '_>>) -> PyResult<u32> {
         let (rank, chunk) = place(rank, vp_stage)?;
@@ -192,38 +205,46 @@ impl Layout {
         Ok(stage.0)
     }
 
+    /// The ranks that hold a copy of the embedding, sorted.
     #[pyo3(signature = (*, tied=false))]
     fn embedding_ranks(&self, tied: bool) -> Vec<u32> {
         let ranks = self.0.embedding_ranks(tied);
         ranks.into_iter().map(|rank| rank.0).collect()
     }
 
+    /// Number of ranks.
     #[getter]
     fn pp(&self) -> u32 {
         self.0.pp()
     }
 
+    /// Number of chunks a rank.
     #[getter]
     fn vp(&self) -> u32 {
         self.0.vp()
     }
 
+    /// The placement's name.
     #[getter]
     fn placement(&self) -> &'static str {
         self.0.placement().name()
     }
 
+    /// Number of decoder layers of the model.
     #[getter]
     fn num_layers_total(&self) -> u32 {
         self.0.num_layers()
     }
 
+    /// Number of MTP layers of the model.
     #[getter]
     fn num_mtp_layers_total(&self) -> u32 {
         self.0.num_mtp_layers()
     }
 
-    fn to_string(&self) -> String {
+    /// The layout language; `from_string` reads it back.
+    #[pyo3(name = "to_string")]
+    fn text(&self) -> String {
         self.0.to_string()
     }
 

@@ -193,9 +193,7 @@ fn check_ends(stages: &[Vec<Token>]) -> Result<()> {
             .unwrap_or(home);
         if at != home {
             return Err(Error::layout(
-                format!(
-                    "{name} is in stage {at}, but must be in the {place} stage, {home} of 0..{last}"
-                ),
+                format!("{name} is in stage {at}, but must be in the {place} stage, {home}"),
                 format!(
                     "move it, or remove the stages on its {} side",
                     if home == 0 { "left" } else { "right" }

@@ -210,21 +210,26 @@ impl<'a> Reader<'a> {
     /// An error with the neighbourhood of `at` (a byte of the text) and an arrow below it.
     fn error(&self, at: usize, message: &str, hint: &str) -> Error {
         const REACH: usize = 30;
-        let column = self.text[..at].chars().count();
+        let (before, after) = self.text.split_at(at);
+        let line = before.split('\n').next_back().unwrap_or(before);
+        let number = before.matches('\n').count() + 1;
+        let column = line.chars().count();
         let from = column.saturating_sub(REACH);
-        let shown: String = self
-            .text
+        let rest = after.split('\n').next().unwrap_or(after);
+        let shown: String = line
             .chars()
             .skip(from)
-            .take(2 * REACH)
+            .chain(rest.chars().take(REACH))
             .map(|c| if c.is_control() { ' ' } else { c })
             .collect();
+        let place = if self.text.contains('\n') {
+            format!("line {number}, column {}", column + 1)
+        } else {
+            format!("column {}", column + 1)
+        };
         let arrow = " ".repeat(column - from);
         Error::layout(
-            format!(
-                "layout text, column {}: {message}\n  {shown}\n  {arrow}^",
-                column + 1
-            ),
+            format!("layout text, {place}: {message}\n  {shown}\n  {arrow}^"),
             hint,
         )
     }

@@ -3,7 +3,7 @@
 
 use super::{LayerCount, Layout, MAX_LAYERS, MAX_LAYOUT_STAGES, frame_of_stages};
 use crate::error::{Error, Result};
-use crate::ids::{Rank, Stage};
+use crate::ids::{Chunk, Rank, Stage};
 use crate::shape::{Placement, Shape};
 
 /// A symbol of the layout language.
@@ -251,12 +251,12 @@ fn check_mtp(counts: &[LayerCount], shape: &Shape) -> Result<()> {
             continue;
         }
         let (rank, chunk) = (shape.rank_of(stage), shape.chunk_of(stage));
-        if chunk.0 + 1 < shape.vp() {
+        let above = Chunk(chunk.0 + 1);
+        if above.0 < shape.vp() && shape.stage_at(rank, above).is_some() {
             return Err(Error::layout(
                 format!(
-                    "an MTP layer in stage {stage} is on rank {rank} in chunk {chunk}, but only a \
-                     rank's last chunk ({}) may have MTP layers",
-                    shape.vp() - 1
+                    "an MTP layer in stage {stage} is in chunk {chunk} of rank {rank}, but only a \
+                     rank's last chunk may have MTP layers"
                 ),
                 "move it to a later stage",
             ));

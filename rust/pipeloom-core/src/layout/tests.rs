@@ -172,6 +172,10 @@ fn texts_that_lie_are_refused() {
         assert!(message.contains(part), "{text}: {message}");
         assert!(message.contains("\nhint: "), "{text}: {message}");
     }
+    let nothing = read("E(t*0)*99999999999999999999999tL", 1).map(|layout| layers(&layout));
+    assert_eq!(nothing, Ok(vec![1]), "nothing repeated is nothing, at once");
+    let wasteful = format!("E{}tL", "(t*1000000)*0".repeat(5));
+    assert!(fault(read(&wasteful, 1)).contains("expands to more than"));
     let deep = format!("E{}t{}L", "(".repeat(65), ")".repeat(65));
     assert!(fault(read(&deep, 1)).contains("deeper"));
 }

@@ -22,7 +22,8 @@ use super::{Layout, StageContent};
 use crate::error::{Error, Result};
 use crate::shape::Placement;
 
-/// Most symbols that a text may expand to; a full layout of the largest size still fits.
+/// Most symbols that a text may expand to, dropped ones included, so that no text takes long. A
+/// full layout of the largest size still fits.
 const MAX_TOKENS: usize = 1 << 22;
 /// Deepest nesting of parentheses.
 const MAX_DEPTH: usize = 64;
@@ -67,6 +68,8 @@ struct Reader<'a> {
     /// Open groups: where each starts in the text and in the output.
     open: Vec<(usize, usize)>,
     last: Last,
+    /// Symbols written so far, those that `*0` dropped included.
+    written: usize,
 }
 
 impl<'a> Reader<'a> {
@@ -76,6 +79,7 @@ impl<'a> Reader<'a> {
             out: Vec::new(),
             open: Vec::new(),
             last: Last::Nothing,
+            written: 0,
         }
     }
 
@@ -129,7 +133,7 @@ impl<'a> Reader<'a> {
         };
         self.last = Last::Symbol(self.out.len());
         self.out.push(token);
-        self.check_size(at, self.out.len())
+        self.count_written(at, 1)
     }
 
     fn open_group(&mut self, at: usize) -> Result<()> {
@@ -178,12 +182,13 @@ impl<'a> Reader<'a> {
             }
         };
         let unit = self.out.len() - start;
-        self.check_size(at, unit.saturating_mul(times).saturating_add(start))?;
+        self.count_written(at, unit.saturating_mul(times))?;
         if times == 0 {
             self.out.truncate(start);
-        }
-        for _ in 1..times {
-            self.out.extend_from_within(start..start + unit);
+        } else if unit > 0 {
+            for _ in 1..times {
+                self.out.extend_from_within(start..start + unit);
+            }
         }
         self.last = match self.last {
             Last::Group(_) if self.out.len() > start => Last::EndOfGroup(self.out.len() - 1),
@@ -196,8 +201,9 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    fn check_size(&self, at: usize, size: usize) -> Result<()> {
-        if size <= MAX_TOKENS {
+    fn count_written(&mut self, at: usize, more: usize) -> Result<()> {
+        self.written = self.written.saturating_add(more);
+        if self.written <= MAX_TOKENS {
             return Ok(());
         }
         Err(self.error(

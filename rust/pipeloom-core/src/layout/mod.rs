@@ -6,6 +6,7 @@
 //! | concept | where |
 //! |---|---|
 //! | the layout and its constructors from numbers | here |
+//! | splits by cost | [`balance`] |
 //! | Megatron-core's split arguments | [`megatron`] |
 //! | the layout language, read and written | [`text`] |
 //! | what a list of layers must satisfy | [`rules`] |
@@ -19,6 +20,7 @@
 //! # Ok::<(), pipeloom_core::error::Error>(())
 //! ```
 
+pub mod balance;
 pub mod megatron;
 pub mod rules;
 pub mod text;

@@ -361,6 +361,13 @@ impl RankOrder {
         self.len
     }
 
+    /// Whether some of its ops are overlapped pairs.
+    pub fn has_pairs(&self) -> bool {
+        self.streams
+            .iter()
+            .any(|stream| stream.flags.has(Flags::PAIR_FIRST))
+    }
+
     /// Whether the rank has no op.
     pub fn is_empty(&self) -> bool {
         self.len == 0

@@ -9,7 +9,7 @@ with it; read it for the exact meaning of a rule. It is far too slow for real sh
 ['0F0', '0F1', '0B0', '0F2', '0B1', '0B2']
 >>> simulate(twin).makespan
 12
->>> stuck(lower(twin), "batched"), faults(lower(twin))
+>>> stuck(lower(twin), "streams"), faults(lower(twin))
 ([], [])
 """
 
@@ -23,6 +23,7 @@ from pipeloom.reference.orders import (
     recompute_mask,
     schedule,
     table,
+    warmup,
 )
 from pipeloom.reference.timing import Timeline, simulate
 from pipeloom.reference.transfers import lower
@@ -45,4 +46,5 @@ __all__ = [
     "simulate",
     "stuck",
     "table",
+    "warmup",
 ]

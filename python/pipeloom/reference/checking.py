@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
 from pipeloom.reference.flow import Channel, Value, carried, channel, makes, match_of, needs
 from pipeloom.reference.types import Op, Schedule, Step
@@ -88,12 +87,12 @@ def stuck(schedule: Schedule, semantics: str = "buffered") -> list[tuple[int, in
     """
     if semantics == "buffered":
         steps = [[step for step in rank if step[0].computes] for rank in schedule.steps]
-        run = _Run(replace(schedule, steps=steps), one_queue=False, waits=False, lowered=False)
+        run = _Run(schedule.with_steps(steps), one_queue=False, waits=False, lowered=False)
     else:
         one_queue, waits = QUEUES[semantics]
         if semantics == "rendezvous":
             steps = [[(op,) for step in rank for op in step] for rank in schedule.steps]
-            schedule = replace(schedule, steps=steps)
+            schedule = schedule.with_steps(steps)
         run = _Run(schedule, one_queue=one_queue, waits=waits, lowered=True)
     while run.moves():
         pass

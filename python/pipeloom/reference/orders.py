@@ -319,6 +319,39 @@ def schedule(
     return family(pp, num_microbatches, **given)
 
 
+def warmup(
+    name: str,
+    rank: int,
+    *,
+    pp: int,
+    num_microbatches: int,
+    vp: int | None = None,
+    microbatch_group_size: int | None = None,
+    extra_warmup: int = 0,
+    num_seq_pieces: int = 1,
+) -> int:
+    """Warm-up steps of a rank, for the families that have a formula.
+
+    Raises:
+        KeyError: If the family has none.
+    """
+    chunks = vp or 1
+    total = num_microbatches * num_seq_pieces * chunks
+    group = microbatch_group_size or default_group(pp, num_microbatches)
+    formulas = {
+        "no_pipelining": 0,
+        "gpipe": total,
+        "1f1b": pp - 2 - rank + num_seq_pieces,
+        "eager_1f1b": 2 * (pp - 1 - rank),
+        "interleaved_1f1b": interleaved_warmup(pp, chunks, group, rank, extra_warmup),
+        "looped_bfs": total,
+        "forward_only": total,
+        "zb_h1": pp - 1 - rank,
+        "zb_h2": 2 * (pp - 1 - rank),
+    }
+    return min(formulas[name], total)
+
+
 def recompute_mask(warmup: int, num_forwards: int, kept: int) -> list[bool]:
     """Which forward steps of a rank keep only their input.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from pipeloom.reference.flow import makes, needs
 from pipeloom.reference.types import Op, Schedule, Step
 
@@ -31,4 +29,4 @@ def lower(schedule: Schedule, *, prefetch: int = 1) -> Schedule:
         lowered.append(
             [s for at, step in enumerate(steps) for s in (*before[at], step, *behind[at])]
         )
-    return replace(schedule, steps=lowered)
+    return schedule.with_steps(lowered)

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from pipeloom.planning import OpKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from pipeloom import Plan
+
+
+NONE = 2**32 - 1
+"""In a column: no pair, no group, no peer."""
 
 
 class Op(NamedTuple):
@@ -47,9 +57,31 @@ class Schedule:
     num_replicas: int = 1
     num_seq_pieces: int = 1
 
+    @classmethod
+    def of(cls, plan: Plan) -> Self:
+        """Reads a plan, lowered or not, from its columns."""
+        pieces = plan.num_seq_pieces
+        return cls(
+            [_steps(plan.columns(rank), pieces) for rank in range(plan.pp)],
+            [rank for rank, _ in plan.stages],
+            plan.num_microbatches * pieces,
+            plan.num_replicas,
+            pieces,
+        )
+
     def ops(self, rank: int) -> list[str]:
-        """The order of a rank as text; the ops of a pair or group stand one after the other."""
-        return [str(op) for step in self.steps[rank] for op in step]
+        """The order of a rank as text: each transfer by itself, a pair as one action."""
+        texts: list[str] = []
+        for step in self.steps[rank]:
+            if len(step) == 2 and step[0].computes:
+                texts.append(f"({step[0]};{step[1]})OVERLAP_F_B")
+            else:
+                texts += map(str, step)
+        return texts
+
+    def with_steps(self, steps: list[list[Step]]) -> Schedule:
+        """The same pipeline with other orders."""
+        return replace(self, steps=steps)
 
     def previous(self, stage: int) -> int | None:
         """The stage whose output is this one's input."""
@@ -77,3 +109,28 @@ class Schedule:
             for at, step in enumerate(steps):
                 for op in step:
                     yield rank, at, op
+
+
+def _steps(columns: dict[str, NDArray[Any]], pieces: int) -> list[Step]:
+    """Puts rows of one pair, or consecutive rows of one group of transfers, into one step."""
+    rows = len(columns["kind"])
+    alone = [-1] * rows
+    rank_columns = [
+        columns[name].tolist() if name in columns else alone
+        for name in ("kind", "stage", "microbatch", "piece", "pair", "group")
+    ]
+    steps: list[Step] = []
+    last = None
+    for at, (kind, stage, microbatch, piece, pair, group) in enumerate(
+        zip(*rank_columns, strict=True)
+    ):
+        op = Op(stage, OpKind(kind).name, microbatch * pieces + piece)
+        together = ("pair", pair) if op.computes else ("group", group)
+        if together[1] in (-1, NONE):
+            together = ("row", at)
+        if together == last:
+            steps[-1] += (op,)
+        else:
+            steps.append((op,))
+        last = together
+    return steps

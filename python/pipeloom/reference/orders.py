@@ -84,11 +84,7 @@ def _one_chunk(pp: int, m: int, warmup: Callable[[int], int]) -> Schedule:
     return _each_rank(loop(pp), pp, m, order)
 
 
-def _interleaved(
-    pp: int, m: int, vp: int, group: int | None = None, extra: int = 0, pieces: int = 1
-) -> Schedule:
-    if pieces > 1:
-        return _seq_pieces(pp, m, pieces)
+def _interleaved(pp: int, m: int, vp: int, group: int | None = None, extra: int = 0) -> Schedule:
     size = group or default_group(pp, m)
     rows = table(m, vp, size)
 
@@ -116,7 +112,7 @@ def _forward_only(pp: int, m: int, vp: int, group: int | None = None) -> Schedul
     return _each_rank(loop(pp, vp), pp, m, lambda rank: _table_ops(pp, vp, rank, rows, "F"))
 
 
-def _seq_pieces(pp: int, m: int, pieces: int) -> Schedule:
+def _seq_1f1b(pp: int, m: int, pieces: int = 1) -> Schedule:
     """Seq1F1B: forwards in unit order; backwards of a microbatch from last piece to first."""
 
     def order(rank: int) -> list[Op]:
@@ -152,12 +148,21 @@ def _zero_bubble(pp: int, m: int, warmup_factor: int) -> Schedule:
     return _each_rank(loop(pp), pp, m, order)
 
 
-def _interleaved_zb(pp: int, m: int, vp: int) -> Schedule:
-    rows = table(m, vp, m // max(1, m // pp))
+def interleaved_zb_group(pp: int, num_microbatches: int) -> int:
+    """The group size if none is given: torch's where it has one, otherwise 1F1B's."""
+    rounds = max(1, num_microbatches // pp)
+    if num_microbatches % rounds == 0:
+        return num_microbatches // rounds
+    return default_group(pp, num_microbatches)
+
+
+def _interleaved_zb(pp: int, m: int, vp: int, group: int | None = None) -> Schedule:
+    """Interleaved with half of its warm-up; rank r starts its weight gradients r steps late."""
+    size = group or interleaved_zb_group(pp, m)
+    rows = table(m, vp, size)
 
     def order(rank: int) -> list[Op]:
-        group = m // max(1, m // pp)
-        warmup = min(pp - 1 - rank + (vp - 1) * group, len(rows))
+        warmup = min(pp - 1 - rank + (vp - 1) * size, len(rows))
         f, i, w = (_table_ops(pp, vp, rank, rows, kind) for kind in "FIW")
         ops, f = f[:warmup], f[warmup:]
         for k in range(len(rows)):
@@ -170,12 +175,15 @@ def _interleaved_zb(pp: int, m: int, vp: int) -> Schedule:
 
 
 class _Counted:
-    """Appends ops of the two stages of a V rank; each kind counts its own microbatches."""
+    """Appends ops of a rank's two stages; each kind counts its own microbatches.
 
-    def __init__(self, stages: tuple[int, int]) -> None:
+    `first` is the first microbatch of each stage.
+    """
+
+    def __init__(self, stages: tuple[int, int], first: tuple[int, int] = (0, 0)) -> None:
         self.stages = stages
         self.steps: list[Step] = []
-        self.count = {(chunk, kind): 0 for chunk in (0, 1) for kind in "FIW"}
+        self.count = {(chunk, kind): first[chunk] for chunk in (0, 1) for kind in "FIW"}
         self.waiting: list[Op] = []
 
     def take(self, chunk: int, kind: str) -> Op:
@@ -210,12 +218,26 @@ def _zb_v(pp: int, m: int) -> Schedule:
 
 
 def _dualpipe_v(pp: int, m: int) -> Schedule:
-    """DualPipe's eight steps over a V: forwards of one chunk overlap backwards of the other."""
-    return Schedule([_dualpipe_v_rank(pp, m, rank) for rank in range(pp)], zigzag(pp), m)
+    steps = []
+    for rank in range(pp):
+        v = _Counted((rank, 2 * pp - 1 - rank))
+        steps.append(_eight_steps(v, pp, m, rank))
+    return Schedule(steps, zigzag(pp), m)
 
 
-def _dualpipe_v_rank(pp: int, m: int, rank: int) -> list[Step]:
-    v = _Counted((rank, 2 * pp - 1 - rank))
+def _dualpipe(pp: int, m: int) -> Schedule:
+    """Two replicas in opposite directions: each half of the ranks is a DualPipeV of its own."""
+    steps = []
+    for rank in range(pp):
+        own = (rank, 0), (2 * pp - 1 - rank, m // 2)  # (stage, first microbatch) by replica
+        near, far = own if rank < pp // 2 else own[::-1]
+        both = _Counted((near[0], far[0]), (near[1], far[1]))
+        steps.append(_eight_steps(both, pp // 2, m // 2, min(rank, pp - 1 - rank)))
+    return Schedule(steps, [*range(pp), *reversed(range(pp))], m, num_replicas=2)
+
+
+def _eight_steps(v: _Counted, pp: int, m: int, rank: int) -> list[Step]:
+    """DualPipe: forwards of one stage overlap backwards of the other."""
     after = pp - 1 - rank  # ranks behind this one
 
     def backward(chunk: int, split: bool) -> None:
@@ -268,9 +290,7 @@ def _no_pipelining(pp: int, m: int) -> Schedule:
 FAMILIES: dict[str, Callable[..., Schedule]] = {
     "no_pipelining": _no_pipelining,
     "gpipe": lambda pp, m: _one_chunk(pp, m, lambda _: m),
-    "1f1b": lambda pp, m, pieces=1: (
-        _seq_pieces(pp, m, pieces) if pieces > 1 else _one_chunk(pp, m, lambda r: pp - 1 - r)
-    ),
+    "1f1b": lambda pp, m: _one_chunk(pp, m, lambda r: pp - 1 - r),
     "eager_1f1b": lambda pp, m: _one_chunk(pp, m, lambda r: 2 * (pp - 1 - r)),
     "interleaved_1f1b": _interleaved,
     "looped_bfs": _looped_bfs,
@@ -280,6 +300,8 @@ FAMILIES: dict[str, Callable[..., Schedule]] = {
     "interleaved_zb": _interleaved_zb,
     "zb_v": _zb_v,
     "dualpipe_v": _dualpipe_v,
+    "dualpipe": _dualpipe,
+    "seq1f1b": _seq_1f1b,
 }
 """The families that have a twin, by name."""
 
@@ -338,16 +360,19 @@ def warmup(
     chunks = vp or 1
     total = num_microbatches * num_seq_pieces * chunks
     group = microbatch_group_size or default_group(pp, num_microbatches)
+    zb_group = microbatch_group_size or interleaved_zb_group(pp, num_microbatches)
     formulas = {
         "no_pipelining": 0,
         "gpipe": total,
-        "1f1b": pp - 2 - rank + num_seq_pieces,
+        "1f1b": pp - 1 - rank,
+        "seq1f1b": pp - 2 - rank + num_seq_pieces,
         "eager_1f1b": 2 * (pp - 1 - rank),
         "interleaved_1f1b": interleaved_warmup(pp, chunks, group, rank, extra_warmup),
         "looped_bfs": total,
         "forward_only": total,
         "zb_h1": pp - 1 - rank,
         "zb_h2": 2 * (pp - 1 - rank),
+        "interleaved_zb": pp - 1 - rank + (chunks - 1) * zb_group,
     }
     return min(formulas[name], total)
 

@@ -5,6 +5,7 @@
 //! | ranks, stages, units: index types | [`ids`] |
 //! | one entry of a rank's order | [`op`] |
 //! | the pipeline's shape and placement | [`shape`] |
+//! | which layers each stage builds | [`layout`] |
 //! | a rank's order in closed form | [`order`] |
 //! | all ranks' orders | [`plan`] |
 //! | a rank's order as arrays | [`columns`] |
@@ -30,6 +31,7 @@ pub mod check;
 pub mod columns;
 pub mod error;
 pub mod ids;
+pub mod layout;
 pub mod lower;
 pub mod op;
 pub mod order;

@@ -122,7 +122,7 @@ fn random_csv(pp: usize, stages: usize, units: u32, split: bool, seed: u64) -> S
             if has(s, "F") && !gradient(s) && (s + 1 == stages || gradient(s + 1)) {
                 ready.push((
                     s,
-                    if split && (s + u as usize) % 2 == 0 {
+                    if split && (s + u as usize).is_multiple_of(2) {
                         "I"
                     } else {
                         "B"
@@ -153,7 +153,7 @@ proptest! {
         seed: u64,
     ) {
         let csv = random_csv(pp, pp + more, units, split, seed);
-        let (plan, _) = csv::from_csv(&csv).expect("a legal plan");
+        let plan = csv::from_csv(&csv).expect("a legal plan");
         keeps_its_promises(&plan);
     }
 
@@ -163,7 +163,7 @@ proptest! {
         seed: u64,
     ) {
         let csv = random_csv(pp, pp + more, units, true, seed);
-        let (plan, _) = csv::from_csv(&csv).expect("a legal plan");
+        let plan = csv::from_csv(&csv).expect("a legal plan");
         let with_transfers = lower::lower(&plan, Style::Streams, prefetch).expect("progresses");
         let sim = Sim::new(&with_transfers);
         prop_assert!(sim.run(Semantics::Streams, unit_cost).is_some());
@@ -338,7 +338,7 @@ fn p2p_order_is_megatrons() {
 }
 
 fn from_csv(text: &str) -> Plan {
-    csv::from_csv(text).expect("a plan").0
+    csv::from_csv(text).expect("a plan")
 }
 
 fn texts(plan: &Plan, rank: u32) -> String {
@@ -387,7 +387,7 @@ fn a_receive_moves_to_the_order_of_its_channel() {
     );
 }
 
-/// DualPipeV for 2 ranks and 4 microbatches, as PyTorch writes it.
+/// `DualPipeV` for 2 ranks and 4 microbatches, as PyTorch writes it.
 const PAIRS: &str = "\
 0F0,0F1,0F2,3F0,3I0,3W0,3F1,(0F3;3B1)OVERLAP_F_B,(3F2;0B0)OVERLAP_F_B,3B2,(3F3;0B1)OVERLAP_F_B,3B3,0I2,0W2,0I3,0W3
 1F0,2F0,1F1,2F1,1F2,2B0,(2F2;1B0)OVERLAP_F_B,(1F3;2B1)OVERLAP_F_B,(2F3;1B1)OVERLAP_F_B,2B2,1B2,2I3,1I3,2W3,1W3";

@@ -82,8 +82,8 @@ fn a_closed_form_plan_is_saved_by_its_rule() {
 fn compute_orders_survive_a_csv() {
     for plan in small_plans() {
         let text = csv::to_csv(&plan, Form::Compute).expect("any plan");
-        let (back, dropped) = csv::from_csv(&text).expect("our own text");
-        assert!(dropped.is_empty());
+        let back = csv::from_csv(&text).expect("our own text");
+        assert!(back.dropped().is_empty());
         assert_eq!(csv::to_csv(&back, Form::Compute).expect("any plan"), text);
         assert_eq!(back.shape().pp(), plan.shape().pp());
         assert_eq!(back.shape().num_stages(), plan.shape().num_stages());
@@ -103,7 +103,7 @@ fn transfers_survive_a_csv() {
         for style in [Style::Streams, Style::Fifo] {
             let lowered = lower::lower(&plan, style, 1).expect("progresses");
             let text = csv::to_csv(&lowered, Form::ComputeAndTransfers).expect("it is lowered");
-            let (back, _) = csv::from_csv(&text).expect("our own text");
+            let back = csv::from_csv(&text).expect("our own text");
             assert_eq!(back.style(), crosses.then_some(Style::Text));
             assert_eq!(
                 csv::to_csv(&lowered, Form::Compute),
@@ -123,22 +123,22 @@ fn transfers_survive_a_csv() {
 #[test]
 fn placements_are_recognised() {
     for (name, vp) in [("interleaved_1f1b", 3), ("1f1b", 1)] {
-        let (back, _) = csv::from_csv(&rows(&plan(name, 3, vp, 4))).expect("a plan");
+        let back = csv::from_csv(&rows(&plan(name, 3, vp, 4))).expect("a plan");
         assert_eq!(
             (back.shape().placement(), back.shape().vp()),
             (&Placement::Loop, vp)
         );
     }
-    let (v, _) = csv::from_csv("0F0,3F0,3B0,0B0\n1F0,2F0,2B0,1B0").expect("a plan");
+    let v = csv::from_csv("0F0,3F0,3B0,0B0\n1F0,2F0,2B0,1B0").expect("a plan");
     assert_eq!((v.shape().placement(), v.shape().vp()), (&Placement::V, 2));
     // Two replicas: stages 2 and 3 are the mirror image of 0 and 1, for microbatch 1.
-    let (two, _) = csv::from_csv("0F0,3F1,3B1,0B0\n2F1,1F0,1B0,2B1").expect("a plan");
+    let two = csv::from_csv("0F0,3F1,3B1,0B0\n2F1,1F0,1B0,2B1").expect("a plan");
     assert_eq!(
         (two.shape().placement(), two.shape().vp()),
         (&Placement::Bidirectional, 1)
     );
     assert_eq!(two.shape().num_replicas(), 2);
-    let (other, _) = csv::from_csv(
+    let other = csv::from_csv(
         "1F0,1B0,2F0,2B0\n0F0,0B0"
             .replace("1F0,1B0,2F0,2B0", "1F0,2F0,2B0,1B0")
             .as_str(),
@@ -156,12 +156,13 @@ fn rows(plan: &Plan) -> String {
 fn pytorchs_csv_is_read_as_it_writes_it() {
     let text = "0UNSHARD,0F0,0SEND_F0,,0RECV_B0,0B0,0REDUCE_GRAD,0RESHARD\r\n\
                 1UNSHARD,,1RECV_F0,1F0,1B0,1SEND_B0,1REDUCE_GRAD,1RESHARD\r\n";
-    let (plan, dropped) = csv::from_csv(text).expect("a plan");
+    let plan = csv::from_csv(text).expect("a plan");
     assert_eq!(
         plan.actions(Rank(0)),
         ["0F0", "0SEND_F0", "0RECV_B0", "0B0"]
     );
-    let dropped: Vec<String> = dropped
+    let dropped: Vec<String> = plan
+        .dropped()
         .iter()
         .map(|d| format!("{}:{}:{}", d.rank, d.column, d.action))
         .collect();
@@ -341,7 +342,7 @@ proptest! {
         let mut text = base[seed].clone();
         let at = at % (text.len() + 1);
         text.replace_range(at..(at + cut).min(text.len()), &with);
-        if let Ok((plan, _)) = csv::from_csv(&text) {
+        if let Ok(plan) = csv::from_csv(&text) {
             // Whatever is let in can be lowered in every style.
             for style in Style::ALL {
                 prop_assert!(lower::lower(&plan, style, 1).is_ok());

@@ -12,7 +12,7 @@ use pipeloom_core::semantics::Semantics;
 /// (rank, position).
 type At = (usize, usize);
 
-pub struct Sim<'a> {
+pub(crate) struct Sim<'a> {
     plan: &'a Plan,
     ranks: Vec<RankOps>,
     /// The other end of each transfer.
@@ -20,11 +20,11 @@ pub struct Sim<'a> {
 }
 
 /// Ends of a run: of each compute op by rank, or none if it got stuck.
-pub type Ends = Option<Vec<Vec<u64>>>;
+pub(crate) type Ends = Option<Vec<Vec<u64>>>;
 
 impl<'a> Sim<'a> {
     /// Pairs the n-th send with the n-th receive of each channel; they must name one tensor.
-    pub fn new(plan: &'a Plan) -> Self {
+    pub(crate) fn new(plan: &'a Plan) -> Self {
         let ranks = plan.materialize();
         let mut channels: BTreeMap<Channel, [Vec<At>; 2]> = BTreeMap::new();
         for (rank, held) in ranks.iter().enumerate() {
@@ -62,7 +62,7 @@ impl<'a> Sim<'a> {
     }
 
     /// Runs with the given costs of compute ops and free transfers.
-    pub fn run(&self, semantics: Semantics, cost: impl Fn(Op) -> u64) -> Ends {
+    pub(crate) fn run(&self, semantics: Semantics, cost: impl Fn(Op) -> u64) -> Ends {
         let n = self.ranks.len();
         let mut state = State {
             sim: self,
@@ -112,6 +112,9 @@ impl<'a> Sim<'a> {
     }
 }
 
+/// Members, position of the head, when it is free.
+type Fifo = (Vec<At>, usize, u64);
+
 struct State<'a> {
     sim: &'a Sim<'a>,
     semantics: Semantics,
@@ -121,8 +124,7 @@ struct State<'a> {
     posted: BTreeMap<At, u64>,
     /// When each transfer was done.
     done: BTreeMap<At, u64>,
-    /// FIFOs: members, head, when it is free.
-    queues: BTreeMap<(usize, Option<Channel>), (Vec<At>, usize, u64)>,
+    queues: BTreeMap<(usize, Option<Channel>), Fifo>,
     ends: Vec<Vec<u64>>,
 }
 
@@ -207,7 +209,7 @@ impl State<'_> {
                 (Semantics::Streams | Semantics::SingleStream, Some(&other)) => {
                     let keys = [self.queue(send), self.queue(receive)];
                     let head = |key, member| {
-                        let (queue, head, free): &(Vec<At>, usize, u64) = &self.queues[key];
+                        let (queue, head, free): &Fifo = &self.queues[key];
                         (queue.get(*head) == Some(member)).then_some(*free)
                     };
                     let free = head(&keys[0], &send).zip(head(&keys[1], &receive));

@@ -69,7 +69,7 @@ def test_finds_shrinks_and_replays(monkeypatch, capsys):
 
 
 def test_a_panic_is_found(monkeypatch):
-    class PanicException(BaseException):  # noqa: N818 - the core's own name
+    class PanicException(BaseException):
         pass
 
     def panic(arguments):

@@ -20,6 +20,7 @@ from pipeloom._core import (
     SearchError,
     Violation,
     __version__,
+    p2p_order,
 )
 from pipeloom.planning import OpKind, Schedule, plan, schedules
 
@@ -36,6 +37,7 @@ __all__ = [
     "SearchError",
     "Violation",
     "__version__",
+    "p2p_order",
     "plan",
     "schedules",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import doctest
 import enum
@@ -332,6 +333,22 @@ def test_reported_layouts():
         pl.Layout.from_string("Et|tL", pp=4)
 
 
+@pytest.mark.parametrize(
+    ("costs", "pp", "arguments", "counts"),
+    [
+        ([1] * 5, 4, {}, [2, 1, 1, 1]),
+        ([1] * 38, 8, {}, [5] * 6 + [4] * 2),
+        ([1] * 3, 2, {"embedding_cost": 2, "loss_cost": 2}, [2, 1]),
+        ([0, 1, 1, 1, 1, 0], 4, {"embedding_cost": 2, "loss_cost": 2}, [1, 2, 2, 1]),
+        ([10, 1, 1, 1, 1, 1], 3, {}, [1, 3, 2]),
+        ([0.5] * 8, 2, {"loss_cost": 1.0}, [5, 3]),
+    ],
+)
+def test_reported_costs_are_balanced(costs, pp, arguments, counts):
+    layout = pl.Layout.balanced(costs, pp=pp, **arguments)
+    assert [layout.num_layers(r) for r in range(pp)] == counts
+
+
 def test_the_loss_of_a_v_is_on_rank_0():
     layout = pl.Layout.even(8, pp=4, vp=2, placement="v")
     assert [[layout.stage(r, c) for c in range(2)] for r in range(4)] == [
@@ -406,6 +423,13 @@ def test_large_but_representable_numbers_are_refused_before_they_cost_memory():
         (lambda: pl.Layout.from_names([[1]], pp=1), TypeError, "names[0][0] is not a name"),
         (lambda: pl.Layout.even(True, pp=2), TypeError, "num_layers must be an integer"),
         (lambda: pl.Layout.even(8, pp=2, placement="ring"), pl.ConfigError, '"ring" is unknown'),
+        (lambda: pl.Layout.balanced([], pp=2), pl.LayoutError, "layer_costs has 0 entries"),
+        (lambda: pl.Layout.balanced([1, -2], pp=2), pl.LayoutError, "a cost is -2"),
+        (
+            lambda: pl.Layout.balanced([1, 2], pp=2, no_cut_after=[-1]),
+            pl.ConfigError,
+            "no_cut_after=-1",
+        ),
         (lambda: pl.Layout.even(8, pp=2).layers(2), pl.LayoutError, "rank=2"),
         (lambda: pl.Layout.even(8, pp=2).layers(-1), pl.ConfigError, "rank=-1"),
         (lambda: pl.Layout.even(8, pp=2).layers(0, 1), pl.LayoutError, "vp_stage=1"),
@@ -442,11 +466,23 @@ def test_an_error_points_at_the_place_in_the_text():
     assert lines[1:3] == ["  Et*3|(tt|)29|mL", "            ^"]
 
 
+DOCTEST_FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+
+
 def test_the_documentation_runs():
-    result = doctest.testfile(
-        str(HERE.parent / "docs" / "layouts.md"),
-        module_relative=False,
-        optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS,
-    )
-    assert result.attempted > 10
+    page = HERE.parent / "docs" / "layouts.md"
+    result = doctest.testfile(str(page), module_relative=False, optionflags=DOCTEST_FLAGS)
+    assert result.attempted > 20
     assert result.failed == 0
+
+
+def test_the_examples_of_the_stub_run():
+    tree = ast.parse((Path(pl.__file__).parent / "_core.pyi").read_text())
+    (layout,) = (n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Layout")
+    runner = doctest.DocTestRunner(optionflags=DOCTEST_FLAGS)
+    for node in (layout, *(n for n in layout.body if isinstance(n, ast.FunctionDef))):
+        text = ast.get_docstring(node) or ""
+        case = doctest.DocTestParser().get_doctest(text, {"pl": pl}, node.name, "_core.pyi", 0)
+        runner.run(case)
+    assert runner.tries > 7
+    assert runner.failures == 0

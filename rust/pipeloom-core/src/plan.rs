@@ -323,8 +323,7 @@ impl Plan {
     /// The recompute flag of each forward step of a rank, if recompute was asked for.
     pub fn recompute_mask(&self, rank: Rank) -> Option<Vec<bool>> {
         let mask = self.mask(rank)?;
-        // Each replica runs its share of the units, so replicas cancel out.
-        let steps = self.shape.num_units() * self.shape.vp();
+        let steps = self.shape.forwards_of(rank);
         Some((0..steps).map(|k| mask.recomputes(k)).collect())
     }
 

@@ -14,6 +14,7 @@ use crate::recompute::Mask;
 use crate::schedules::{Family, Params};
 use crate::semantics::{Semantics, Style};
 use crate::shape::{Placement, Shape};
+use crate::text::csv::Dropped;
 
 /// Group of an op that belongs to no group of transfers.
 pub const NO_GROUP: u32 = u32::MAX;
@@ -51,6 +52,7 @@ pub struct Plan {
     orders: Orders,
     style: Option<Style>,
     promises: Arc<[Semantics]>,
+    dropped: Arc<[Dropped]>,
 }
 
 impl Plan {
@@ -65,6 +67,7 @@ impl Plan {
             orders: Orders::Closed,
             style: None,
             promises: [Semantics::Buffered].into(),
+            dropped: [].into(),
         }
     }
 
@@ -79,6 +82,7 @@ impl Plan {
             orders: Orders::Held(ops.into()),
             style: None,
             promises: [Semantics::Buffered].into(),
+            dropped: [].into(),
         }
     }
 
@@ -96,6 +100,14 @@ impl Plan {
     pub(crate) fn with_promises(self, promises: &[Semantics]) -> Self {
         Self {
             promises: promises.into(),
+            ..self
+        }
+    }
+
+    /// This plan with a note of what its text had beyond it.
+    pub(crate) fn with_dropped(self, dropped: Vec<Dropped>) -> Self {
+        Self {
+            dropped: dropped.into(),
             ..self
         }
     }
@@ -128,6 +140,11 @@ impl Plan {
     /// Under which semantics the plan promises to progress.
     pub fn promises(&self) -> &[Semantics] {
         &self.promises
+    }
+
+    /// The actions of the CSV that the plan was read from which it has no use for.
+    pub fn dropped(&self) -> &[Dropped] {
+        &self.dropped
     }
 
     /// Whether the plan has forwards only.

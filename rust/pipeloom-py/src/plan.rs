@@ -2,6 +2,7 @@
 
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
+use std::path::PathBuf;
 
 use numpy::{Element, IntoPyArray, PyUntypedArray};
 use pipeloom_core::columns::Columns;
@@ -13,6 +14,7 @@ use pyo3::types::{PyBytes, PyDict, PyString};
 use crate::convert;
 use crate::detach::detach;
 use crate::error::to_py;
+use crate::plan_text;
 
 /// All ranks' orders of one step.
 #[pyclass(frozen, module = "pipeloom._core")]
@@ -246,6 +248,72 @@ impl Plan {
         self.0.require_rank(rank).map_err(to_py)?;
         let columns = detach(py, || Ok(self.0.columns(rank)))?;
         columns_to_dict(py, columns)
+    }
+
+    #[pyo3(
+        signature = (p2p="auto", backend=None, prefetch=None),
+        text_signature = "($self, p2p='auto', backend=None, prefetch=1)"
+    )]
+    fn lower(
+        &self,
+        py: Python<'_>,
+        p2p: &str,
+        backend: Option<&str>,
+        prefetch: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Self> {
+        plan_text::lower(py, &self.0, p2p, backend, prefetch)
+    }
+
+    #[pyo3(signature = (rank, channel, /))]
+    fn buffers(
+        &self,
+        py: Python<'_>,
+        rank: &Bound<'_, PyAny>,
+        channel: &Bound<'_, PyAny>,
+    ) -> PyResult<u32> {
+        plan_text::buffers(py, &self.0, convert::rank(rank)?, channel)
+    }
+
+    #[pyo3(signature = (path=None, comms=false))]
+    fn to_csv(
+        &self,
+        py: Python<'_>,
+        path: Option<PathBuf>,
+        comms: bool,
+    ) -> PyResult<Option<String>> {
+        plan_text::to_csv(py, &self.0, path, comms)
+    }
+
+    #[staticmethod]
+    #[pyo3(signature = (text_or_path, /))]
+    fn from_csv(py: Python<'_>, text_or_path: &Bound<'_, PyAny>) -> PyResult<Self> {
+        plan_text::from_csv(py, text_or_path)
+    }
+
+    /// (rank, column, text) of the actions of a CSV that the plan has no use for.
+    #[getter]
+    fn dropped_actions(&self) -> Vec<(u32, usize, String)> {
+        let dropped = self.0.dropped().iter();
+        dropped
+            .map(|action| (action.rank.0, action.column, action.action.clone()))
+            .collect()
+    }
+
+    #[pyo3(signature = (path, /))]
+    fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
+        plan_text::save(py, &self.0, &path)
+    }
+
+    #[staticmethod]
+    #[pyo3(signature = (path, /))]
+    fn load(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
+        plan_text::load(py, &path)
+    }
+
+    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, (String,))> {
+        let read = py.import("pipeloom._core")?.getattr("plan_from_saved")?;
+        let text = detach(py, || Ok(pipeloom_core::text::saved::to_saved(&self.0)))?;
+        Ok((read, (text,)))
     }
 
     fn __eq__(&self, py: Python<'_>, other: &Bound<'_, PyAny>) -> PyResult<bool> {

@@ -23,19 +23,19 @@ pub(crate) struct Plan(pub(crate) pipeloom_core::plan::Plan);
 /// Plans a step; see `pipeloom.plan`.
 #[pyfunction]
 #[pyo3(signature = (schedule, *, pp, num_microbatches, vp=None, microbatch_group_size=None,
-    placement=None, num_seq_pieces=None, reverse_backward=None, forward_only=false,
+    placement=None, num_seq_pieces=None, reverse_backward=None, forward_only=None,
     extra_warmup=None, num_microbatches_with_partial_activation_checkpoints=None))]
 #[allow(clippy::too_many_arguments)] // the public signature
 pub(crate) fn plan(
-    schedule: &str,
+    schedule: &Bound<'_, PyAny>,
     pp: &Bound<'_, PyAny>,
     num_microbatches: &Bound<'_, PyAny>,
     vp: Option<&Bound<'_, PyAny>>,
     microbatch_group_size: Option<&Bound<'_, PyAny>>,
-    placement: Option<&str>,
+    placement: Option<&Bound<'_, PyAny>>,
     num_seq_pieces: Option<&Bound<'_, PyAny>>,
-    reverse_backward: Option<bool>,
-    forward_only: bool,
+    reverse_backward: Option<&Bound<'_, PyAny>>,
+    forward_only: Option<&Bound<'_, PyAny>>,
     extra_warmup: Option<&Bound<'_, PyAny>>,
     num_microbatches_with_partial_activation_checkpoints: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<Plan> {
@@ -46,18 +46,25 @@ pub(crate) fn plan(
     };
     let kept = "num_microbatches_with_partial_activation_checkpoints";
     let request = Request {
-        schedule: schedule.to_owned(),
+        schedule: convert::text("schedule", schedule)?,
         pp: convert::count("pp", pp)?,
         vp: optional("vp", vp, 1)?,
         num_microbatches: convert::count("num_microbatches", num_microbatches)?,
         microbatch_group_size: optional("microbatch_group_size", microbatch_group_size, 1)?,
         placement: placement
-            .map(Placement::from_name)
+            .map(|name| convert::text("placement", name))
+            .transpose()?
+            .map(|name| Placement::from_name(&name))
             .transpose()
             .map_err(to_py)?,
         num_seq_pieces: optional("num_seq_pieces", num_seq_pieces, 1)?.unwrap_or(1),
-        reverse_backward,
-        forward_only,
+        reverse_backward: reverse_backward
+            .map(|value| convert::flag("reverse_backward", value))
+            .transpose()?,
+        forward_only: forward_only
+            .map(|value| convert::flag("forward_only", value))
+            .transpose()?
+            .unwrap_or(false),
         extra_warmup: optional("extra_warmup", extra_warmup, 0)?.unwrap_or(0),
         partial_checkpoints: optional(
             kept,

@@ -20,6 +20,12 @@ from pipeloom._core import (
     Violation,
     __version__,
 )
+from pipeloom.dispatch import (
+    forward_backward_no_pipelining,
+    forward_backward_pipelining_with_interleaving,
+    forward_backward_pipelining_without_interleaving,
+    get_forward_backward_func,
+)
 from pipeloom.planning import OpKind, Schedule, plan, schedules
 
 __all__ = [
@@ -34,6 +40,10 @@ __all__ = [
     "SearchError",
     "Violation",
     "__version__",
+    "forward_backward_no_pipelining",
+    "forward_backward_pipelining_with_interleaving",
+    "forward_backward_pipelining_without_interleaving",
+    "get_forward_backward_func",
     "plan",
     "schedules",
 ]

@@ -1,9 +1,10 @@
 import copy
 
-import pipeloom as pl
 import pytest
 import torch
 from torch import nn
+
+import pipeloom as pl
 
 WIDTH = 6
 

@@ -2,9 +2,11 @@
 
 import copy
 
-import pipeloom as pl
 import pytest
 import torch
+from torch import nn
+
+import pipeloom as pl
 from pipeloom.runtime import (
     BoundaryError,
     LocalTransport,
@@ -13,7 +15,6 @@ from pipeloom.runtime import (
     place_chunks,
     split_batch,
 )
-from torch import nn
 
 MASK = "num_microbatches_with_partial_activation_checkpoints"
 

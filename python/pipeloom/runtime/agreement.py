@@ -44,7 +44,11 @@ def compare(fingerprints: list[dict[str, str]]) -> str | None:
     """Say in which entries the ranks' fingerprints differ; None if they don't.
 
     Examples:
-        >>> print(compare([{"plan": "1f1b m=4", "dtype": "f32"}, {"plan": "1f1b m=8", "dtype": "f32"}]))
+        >>> print(
+        ...     compare(
+        ...         [{"plan": "1f1b m=4", "dtype": "f32"}, {"plan": "1f1b m=8", "dtype": "f32"}]
+        ...     )
+        ... )
         plan: rank 0 has 1f1b m=4; rank 1 has 1f1b m=8
     """
     lines = []

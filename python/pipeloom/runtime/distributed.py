@@ -177,7 +177,8 @@ class TorchTransport:
 
     def _open_communicators(self, channel: Channel) -> None:
         ends = [
-            dist.get_global_rank(self._group, rank) for rank in (channel.source, channel.destination)
+            dist.get_global_rank(self._group, rank)
+            for rank in (channel.source, channel.destination)
         ]
         for data in (True, False):
             pair = dist.new_group(
@@ -327,17 +328,13 @@ class TorchTransport:
             )
         )
 
-    def all_reduce(
-        self, tensors: Mapping[int, Tensor], ranks: Sequence[int] | None = None
-    ) -> None:
+    def all_reduce(self, tensors: Mapping[int, Tensor], ranks: Sequence[int] | None = None) -> None:
         """Sum over the ranks, within the time limit."""
         members = tuple(range(self.pp)) if ranks is None else tuple(sorted(ranks))
         if len(members) == 1:
             return
         try:
-            work = dist.all_reduce(
-                tensors[self.rank], group=self._subgroup(members), async_op=True
-            )
+            work = dist.all_reduce(tensors[self.rank], group=self._subgroup(members), async_op=True)
             self.complete(work, self.timeout_s)
         except (TransferTimeout, TransferBroken, RuntimeError) as error:
             kind = PipelineTimeout if isinstance(error, TransferTimeout) else PeerLost

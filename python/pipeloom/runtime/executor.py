@@ -23,7 +23,9 @@ __all__ = ["Event", "ForwardFn", "LossFn", "RankExecutor", "StepOptions"]
 LossFn: TypeAlias = "Callable[[Tensor], Any]"
 """Takes the last stage's output; gives (loss_sum, num_tokens) or (loss_sum, num_tokens, report)."""
 
-ForwardFn: TypeAlias = "Callable[[int, int, Tensor | None, bool | None], tuple[Tensor, LossFn | None]]"
+ForwardFn: TypeAlias = (
+    "Callable[[int, int, Tensor | None, bool | None], tuple[Tensor, LossFn | None]]"
+)
 """Runs a chunk: (chunk, microbatch, input or None, recompute or None) -> (output, loss_func)."""
 
 

@@ -162,7 +162,9 @@ def _as_list(value: Any, length: int, name: str) -> list[Any]:
         return list(value)
     if length != 1:
         raise PipelineError(
-            with_hint(f"{name} is one for {length} chunks", f"give a list: each chunk reads its own")
+            with_hint(
+                f"{name} is one for {length} chunks", "give a list: each chunk reads its own"
+            )
         )
     return [value]
 
@@ -309,7 +311,8 @@ def forward_backward(
     ranks = transport.local_ranks
     by_rank = model if isinstance(model, Mapping) else {ranks[0]: model}
     lists = {
-        rank: [chunks] if isinstance(chunks, nn.Module) and not isinstance(chunks, nn.ModuleList)
+        rank: [chunks]
+        if isinstance(chunks, nn.Module) and not isinstance(chunks, nn.ModuleList)
         else list(chunks)
         for rank, chunks in by_rank.items()
     }

@@ -157,9 +157,7 @@ class LocalTransport:
                     )
                 )
 
-    def all_reduce(
-        self, tensors: Mapping[int, Tensor], ranks: Sequence[int] | None = None
-    ) -> None:
+    def all_reduce(self, tensors: Mapping[int, Tensor], ranks: Sequence[int] | None = None) -> None:
         """Sum over the ranks in rank order."""
         members = [tensors[rank] for rank in (self.local_ranks if ranks is None else sorted(ranks))]
         with torch.no_grad():

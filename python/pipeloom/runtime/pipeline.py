@@ -27,7 +27,9 @@ __all__ = ["Pipeline", "place_chunks", "split_batch"]
 
 
 def place_chunks(
-    plan: Plan, ranks: Sequence[int], chunks: Mapping[int, Sequence[nn.Module]] | Sequence[nn.Module]
+    plan: Plan,
+    ranks: Sequence[int],
+    chunks: Mapping[int, Sequence[nn.Module]] | Sequence[nn.Module],
 ) -> dict[int, list[nn.Module]]:
     """Give each of `ranks` its list of chunks.
 
@@ -238,9 +240,7 @@ class Pipeline:
         """
         plan = self.plan
         if num_microbatches is not None and num_microbatches != plan.num_microbatches:
-            plan = pl.plan(
-                plan.schedule, pp=plan.pp, vp=plan.vp, num_microbatches=num_microbatches
-            )
+            plan = pl.plan(plan.schedule, pp=plan.pp, vp=plan.vp, num_microbatches=num_microbatches)
         compiled = self._compile(plan, forward_only=True)
         parts, goals = self._parts(compiled, batch, targets, needs_targets=not keep_outputs)
         options = StepOptions(
@@ -302,9 +302,7 @@ class Pipeline:
         forwards = {
             rank: self._forward_of(chunks, parts, goals) for rank, chunks in self.chunks.items()
         }
-        return run_step(
-            compiled, self.transport, forwards, options, loss_scale=options.loss_scale
-        )
+        return run_step(compiled, self.transport, forwards, options, loss_scale=options.loss_scale)
 
     def _forward_of(
         self, chunks: list[nn.Module], parts: list[Any], goals: list[Any] | None

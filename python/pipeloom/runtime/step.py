@@ -98,7 +98,7 @@ def run_step(
         raise PipelineError(
             with_hint(
                 "a training step needs gradients, but they are disabled here",
-                      "leave torch.no_grad(), or evaluate with forward_only=True",
+                "leave torch.no_grad(), or evaluate with forward_only=True",
             )
         )
     options.boundary.check_count(compiled.num_microbatches)

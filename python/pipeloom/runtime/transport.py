@@ -60,7 +60,9 @@ class Boundary:
         dtype: Their floating-point dtype. With `shape=None` it goes with the message too.
     """
 
-    shape: tuple[int, ...] | Sequence[tuple[int, ...]] | Callable[[int, int], tuple[int, ...]] | None
+    shape: (
+        tuple[int, ...] | Sequence[tuple[int, ...]] | Callable[[int, int], tuple[int, ...]] | None
+    )
     dtype: torch.dtype = torch.float32
 
     def lookup(self) -> Callable[[Key], torch.Size] | None:
@@ -191,9 +193,7 @@ class Transport(Protocol):
         """
         ...
 
-    def all_reduce(
-        self, tensors: Mapping[int, Tensor], ranks: Sequence[int] | None = None
-    ) -> None:
+    def all_reduce(self, tensors: Mapping[int, Tensor], ranks: Sequence[int] | None = None) -> None:
         """Replace each rank's tensor by the sum over `ranks` (None: all), in place.
 
         Args:

@@ -191,7 +191,7 @@ def test_counted_tokens_reach_every_rank(tools, tmp_path):
             torch.testing.assert_close(mine, p.grad, rtol=1e-5, atol=1e-7)
 
 
-def test_norm_and_tied_weights_over_ranks(tools, tmp_path):
+def test_norm_and_tied_weights_over_ranks(tmp_path):
     def body(transport):
         rank = transport.rank
         tied = torch.nn.Parameter(torch.zeros(2))

@@ -1,4 +1,4 @@
-"""What the ranks tell each other outside the pipeline: agreement before a step, failures during one.
+"""What ranks tell each other beside the pipeline: agreement before a step, failures in it.
 
 Both go through the key-value store of the process group, not through its collectives: a read of
 the store has a time limit, can name who is missing, and works while the group itself is broken.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import sys
 import threading
 import time
@@ -23,7 +22,7 @@ from pipeloom.runtime.errors import AgreementError, PipelineTimeout, with_hint
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from torch.distributed import Store
+    from torch._C._distributed_c10d import Store
 
 __all__ = ["NoticeBoard", "Watchdog", "compare", "versions"]
 
@@ -36,7 +35,7 @@ def versions() -> dict[str, str]:
     return {
         "pipeloom version": pipeloom.__version__,
         "torch version": torch.__version__,
-        "byte order": f"{sys.byteorder}, {platform.architecture()[0]}",
+        "byte order": sys.byteorder,
     }
 
 
@@ -120,11 +119,14 @@ class NoticeBoard:
             pass  # the store went down with the rank that hosted it
 
     def failed(self) -> bool:
-        """Whether any rank has posted a failure, or the store is gone."""
+        """Whether any rank has posted a failure.
+
+        A store that is gone says nothing: the rank that hosts it may have finished.
+        """
         try:
             return bool(self._store.check(["failed/any"]))
         except RuntimeError:
-            return True
+            return False
 
     def reported(self, patience_s: float = 0.0) -> str:
         """The other ranks' failures as lines to append to a message; empty if there are none.

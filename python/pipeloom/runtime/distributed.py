@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
 
 from pipeloom.runtime.agreement import NoticeBoard, Watchdog
 from pipeloom.runtime.errors import (
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from torch import Tensor
+    from torch._C._distributed_c10d import Store
 
     from pipeloom.runtime.executor import RankExecutor
 
@@ -131,7 +133,7 @@ class TorchTransport:
         self._group: Any = dist.group.WORLD if group is None else group
         self.pp: int = dist.get_world_size(self._group)
         self.rank: int = dist.get_rank(self._group)
-        self.local_ranks = (self.rank,)
+        self.local_ranks: tuple[int, ...] = (self.rank,)
         self.timeout_s = timeout_s
         self.backend: str | None = dist.get_backend(self._group)
         self._polls = self.backend == "nccl"
@@ -145,13 +147,13 @@ class TorchTransport:
         self._agreed: dict[str, str] | None = None
         self._reaper = Reaper(polls=self._polls)
 
-    def _store(self) -> dist.Store:
+    def _store(self) -> Store:
         """A part of the group's store for this transport alone."""
         members = tuple(dist.get_process_group_ranks(self._group))
         number = TorchTransport._instances[members]
         TorchTransport._instances[members] += 1
         prefix = f"pipeloom/{'-'.join(map(str, members))}/{number}"
-        return dist.PrefixStore(prefix, dist.distributed_c10d._get_default_store())
+        return PrefixStore(prefix, dist.distributed_c10d._get_default_store())
 
     # --- set-up -------------------------------------------------------------------------------
 
@@ -216,8 +218,8 @@ class TorchTransport:
         if tensor.dtype not in _DTYPES or tensor.dim() > _MAX_DIMS:
             raise BoundaryError(
                 with_hint(
-                    f"{key}: a tensor of {tensor.dtype} with {tensor.dim()} dimensions can't be sent",
-                    f"send one of {', '.join(map(str, _DTYPES))} with at most {_MAX_DIMS} dimensions",
+                    f"{key}: a tensor of {tensor.dtype}, {tensor.dim()} dimensions, can't be sent",
+                    f"send one of {', '.join(map(str, _DTYPES))}, at most {_MAX_DIMS} dimensions",
                 )
             )
         sizes = [*tensor.shape, *[0] * (_MAX_DIMS - tensor.dim())]
@@ -299,6 +301,7 @@ class TorchTransport:
         except TransferBroken as error:
             raise self._failure(executor, PeerLost, "lost the connection, limit ") from error
         except BaseException as error:
+            error.add_note(executor.report())
             self.board.post_failure(f"{executor.report()}: {type(error).__name__}: {error}")
             raise
         finally:
@@ -323,8 +326,8 @@ class TorchTransport:
         return kind(
             with_hint(
                 own + others,
-                "look first at the rank that is named last or reports nothing: it is stuck or dead; "
-                "raise timeout_s if its step is merely slow",
+                "look first at the rank that reports nothing: it is stuck or dead; raise "
+                "timeout_s if its step is merely slow",
             )
         )
 

@@ -18,11 +18,11 @@ class PipelineError(RuntimeError):
     """A step could not run, or could not go on. The message names rank, op and peer."""
 
 
-class PipelineTimeout(PipelineError):
+class PipelineTimeout(PipelineError):  # noqa: N818 - what it is called in a log
     """A wait ran past its limit, or can never end."""
 
 
-class PeerLost(PipelineError):
+class PeerLost(PipelineError):  # noqa: N818
     """The connection to another rank broke: its process ended or failed."""
 
 

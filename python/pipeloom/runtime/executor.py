@@ -11,7 +11,7 @@ import torch
 from pipeloom.runtime.backward import full_backward, gradient_edge, input_gradient
 from pipeloom.runtime.errors import BoundaryError, with_hint
 from pipeloom.runtime.program import RUN_BACKWARD, RUN_FORWARD, SEND, Instruction, Program
-from pipeloom.runtime.transport import Boundary, RecvHandle, Transport
+from pipeloom.runtime.transport import UNKNOWN_SHAPES, Boundary, RecvHandle, Transport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -48,7 +48,7 @@ class StepOptions:
 
     loss_scale: float = 1.0
     """Seed of every microbatch's backward."""
-    boundary: Boundary = Boundary(None)
+    boundary: Boundary = UNKNOWN_SHAPES
     record: bool = False
     """Whether to record events."""
     keep_outputs: bool = False
@@ -73,7 +73,7 @@ class RankExecutor:
         self.boundary = options.boundary
         self.rank = program.rank
         self.losses: dict[int, Tensor] = {}
-        self.num_tokens: dict[int, int] = {}
+        self.num_tokens: dict[int, Any] = {}
         self.reports: dict[int, Any] = {}
         self.outputs: dict[int, Tensor] = {}
         self.events: list[Event] = []
@@ -168,14 +168,14 @@ class RankExecutor:
             return
         loss, *rest = _as_tuple(loss_func(output))
         self.losses[microbatch] = loss.detach()
-        self.num_tokens[microbatch] = int(rest[0]) if rest else 1
+        self.num_tokens[microbatch] = rest[0] if rest else 1  # on a GPU int() would wait
         if len(rest) > 1:
             self.reports[microbatch] = rest[1]
         if self._training:
             if loss.numel() != 1:
                 raise BoundaryError(
                     with_hint(
-                        f"the loss of {op.text} has shape {tuple(loss.shape)}, but must be one number",
+                        f"the loss of {op.text} has shape {tuple(loss.shape)}, not one number",
                         "give the sum of the microbatch's token losses",
                     )
                 )

@@ -162,9 +162,7 @@ def _as_list(value: Any, length: int, name: str) -> list[Any]:
         return list(value)
     if length != 1:
         raise PipelineError(
-            with_hint(
-                f"{name} is one for {length} chunks", "give a list: each chunk reads its own"
-            )
+            with_hint(f"{name} is one for {length} chunks", "give a list: each chunk reads its own")
         )
     return [value]
 

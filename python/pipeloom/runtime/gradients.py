@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import torch
 
@@ -41,7 +41,7 @@ class GradientStash:
         unique = {id(parameter): parameter for parameter in parameters}
         self._earlier = [(parameter, parameter.grad) for parameter in unique.values()]
 
-    def __enter__(self) -> GradientStash:
+    def __enter__(self) -> Self:
         for parameter, _ in self._earlier:
             parameter.grad = None
         return self
@@ -83,7 +83,7 @@ class TiedWeight:
         if strangers:
             raise ValueError(
                 with_hint(
-                    f"ranks {strangers} own the tied weight but are not in ranks={list(self.ranks)}",
+                    f"ranks {strangers} own the tied weight, but ranks={list(self.ranks)}",
                     "name every owner in ranks",
                 )
             )

@@ -133,6 +133,7 @@ class LocalTransport:
             PipelineTimeout: No rank can go on: each one's report is in the message.
         """
         running = {executor.rank: executor.run() for executor in executors}
+        standing = {executor.rank: executor for executor in executors}
         waiting: dict[int, RecvHandle | None] = dict.fromkeys(running)
         while running:
             moved = False
@@ -145,7 +146,11 @@ class LocalTransport:
                     moved |= handle.arrived  # type: ignore[attr-defined]
                     continue
                 moved = True
-                waiting[rank] = next(running[rank], None)
+                try:
+                    waiting[rank] = next(running[rank], None)
+                except Exception as error:
+                    error.add_note(standing[rank].report())
+                    raise
                 if waiting[rank] is None:
                     del running[rank]
             if not moved:

@@ -27,6 +27,7 @@ _F, _B, _I, _W, _SEND_F, _RECV_F, _SEND_B, _RECV_B = range(8)
 _TEXT = ("F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B")
 
 NO_CELL = -1
+NO_KEY = Key(-1, -1)
 
 
 @dataclass(slots=True, eq=False)
@@ -61,7 +62,7 @@ class Instruction:
     """The chunk's last backward: its gradients are complete after it."""
     channel: Channel | None = None
     """SEND and RECV: the lane."""
-    key: Key = Key(0, 0)
+    key: Key = NO_KEY
     """The message that a transfer moves, or that the op's result becomes."""
 
     @property
@@ -105,7 +106,7 @@ class CompiledPlan:
     @property
     def num_microbatches(self) -> int:
         """Number of microbatches of a step."""
-        return self.plan.num_microbatches
+        return int(self.plan.num_microbatches)
 
 
 @lru_cache(maxsize=64)
@@ -185,6 +186,7 @@ class _Compiler:
         self, plan: Plan, stages: list[tuple[int, int]], per_replica: int, forward_only: bool
     ) -> None:
         self.plan = plan
+        self.num_microbatches: int = plan.num_microbatches
         self.stages = stages
         self.per_replica = per_replica
         self.forward_only = forward_only
@@ -227,7 +229,7 @@ class _Compiler:
         return Program(
             rank=rank,
             instructions=tuple(instructions),
-            num_cells=self.plan.num_microbatches
+            num_cells=self.num_microbatches
             * max((self.stages[stage][1] + 1 for stage in own), default=0),
             has_mask=mask,
             hosts_input=any(self._is_first(stage) for stage in own),
@@ -236,7 +238,7 @@ class _Compiler:
         )
 
     def _cell(self, stage: int, microbatch: int) -> int:
-        return self.stages[stage][1] * self.plan.num_microbatches + microbatch
+        return self.stages[stage][1] * self.num_microbatches + microbatch
 
     def _is_first(self, stage: int) -> bool:
         return stage % self.per_replica == 0

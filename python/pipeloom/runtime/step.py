@@ -103,39 +103,42 @@ def run_step(
         )
     options.boundary.check_count(compiled.num_microbatches)
     transport.open(compiled.channels)
-    transport.agree(
-        {
-            "plan": compiled.digest,
-            "boundary": options.boundary.describe(
-                compiled.plan.num_stages, compiled.num_microbatches
-            ),
-            **versions(),
-            **(fingerprint or {}),
-        }
-    )
+    if transport.backend is not None:  # one process agrees with itself
+        transport.agree(
+            {
+                "plan": compiled.digest,
+                "boundary": options.boundary.describe(
+                    compiled.plan.num_stages, compiled.num_microbatches
+                ),
+                **versions(),
+                **(fingerprint or {}),
+            }
+        )
     count = training and loss_scale is None
     executors = [
         RankExecutor(program, transport, forwards[rank], options, training=training)
         for rank, program in compiled.programs.items()
     ]
-    with GradientStash(parameters()) if count else torch.set_grad_enabled(training) as stash:
+    stash = GradientStash(parameters() if count else ())
+    with stash, torch.set_grad_enabled(training):
         transport.drive(executors)
         if loss_scale is None:
-            loss_scale = _counted_scale(compiled, transport, executors, data_parallel_group)
+            loss_scale = _counted_scale(transport, executors, data_parallel_group)
         if count:
             stash.scale(loss_scale)
-    return _collect(executors, loss_scale, compiled)
+    return _collect(executors, loss_scale)
 
 
 def _counted_scale(
-    compiled: CompiledPlan,
     transport: Transport,
     executors: list[RankExecutor],
     group: ProcessGroup | None,
 ) -> float:
     """1 / tokens of the step, counted on the ranks that host a last stage, known to all."""
     counts = {
-        executor.rank: torch.tensor([float(sum(executor.num_tokens.values()))], dtype=torch.float64)
+        executor.rank: torch.tensor(
+            [float(sum(map(int, executor.num_tokens.values())))], dtype=torch.float64
+        )
         for executor in executors
     }
     device = getattr(transport, "device", None)
@@ -147,11 +150,9 @@ def _counted_scale(
     return 1.0 / max(float(total), 1.0)
 
 
-def _collect(
-    executors: list[RankExecutor], loss_scale: float, compiled: CompiledPlan
-) -> StepResult:
+def _collect(executors: list[RankExecutor], loss_scale: float) -> StepResult:
     losses: dict[int, Tensor] = {}
-    num_tokens: dict[int, int] = {}
+    num_tokens: dict[int, Any] = {}
     reports: dict[int, Any] = {}
     outputs: dict[int, Tensor] = {}
     events: list[Event] = []
@@ -169,7 +170,7 @@ def _collect(
     return StepResult(
         loss=None if total is None else total.reshape(()),
         losses=[losses[microbatch] for microbatch in order],
-        num_tokens=[num_tokens[microbatch] for microbatch in order],
+        num_tokens=[int(num_tokens[microbatch]) for microbatch in order],
         reports=[reports[microbatch] for microbatch in sorted(reports)],
         outputs=[outputs[microbatch] for microbatch in sorted(outputs)],
         events=events,

@@ -109,6 +109,10 @@ class Boundary:
             )
 
 
+UNKNOWN_SHAPES = Boundary(None)
+"""Nothing is known up front: each message is preceded by its shape."""
+
+
 class RecvHandle(Protocol):
     """A receive that has been posted."""
 

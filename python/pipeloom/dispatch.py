@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol, TypedDict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from typing import Any, Required, Unpack
 
     from pipeloom._core import Plan
@@ -46,6 +46,7 @@ class StepArguments(TypedDict, total=False):
     data_parallel_group: Any
     on_gradients_ready: Callable[[int, int], None] | None
     record: bool
+    fingerprint: Mapping[str, str] | None
 
 
 class ForwardBackwardFunc(Protocol):

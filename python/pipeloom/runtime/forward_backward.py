@@ -250,6 +250,7 @@ def forward_backward(
     data_parallel_group: ProcessGroup | None = None,
     on_gradients_ready: Callable[[int, int], None] | None = None,
     record: bool = False,
+    fingerprint: Mapping[str, str] | None = None,
 ) -> StepResult:
     """Run one step of a schedule.
 
@@ -278,6 +279,7 @@ def forward_backward(
         data_parallel_group: Ranks over which tokens are counted.
         on_gradients_ready: Called with (rank, chunk) after the chunk's last backward.
         record: Whether to record when each op ran.
+        fingerprint: What all ranks must agree on beside plan, shapes and versions, by name.
 
     Returns:
         The step's loss, and each microbatch's loss sum, tokens and report.
@@ -341,6 +343,7 @@ def forward_backward(
             forwards,
             options,
             loss_scale=loss_scale,
+            fingerprint=fingerprint,
             parameters=lambda: (
                 parameter
                 for chunks in models.values()

@@ -13,11 +13,12 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from torch import Tensor
+    from torch.distributed import ProcessGroup
     from torch.nn import Parameter
 
     from pipeloom.runtime.transport import Transport
 
-__all__ = ["GradientStash", "TiedWeight", "clip_grad_norm", "grad_norm", "reduce_tied_gradients"]
+__all__ = ["GradientStash", "TiedWeight", "clip_grad_norm", "grad_norm", "reduce_data_parallel_gradients", "reduce_tied_gradients"]
 
 
 class GradientStash:
@@ -113,6 +114,27 @@ def reduce_tied_gradients(tied: Iterable[TiedWeight], transport: Transport) -> N
                 parts[rank] = torch.zeros_like(parameter)
         if parts:
             transport.all_reduce(parts, weight.ranks)
+
+
+def reduce_data_parallel_gradients(parameters: Iterable[Parameter], group: ProcessGroup) -> None:
+    """Sum gradients over data-parallel ranks: the loss scale already counts all their tokens.
+
+    A parameter without a gradient here adds zeros, so that ranks need not agree on which have one.
+
+    Args:
+        parameters: The same parameters in the same order on every rank of the group.
+        group: The data-parallel ranks of one pipeline rank.
+    """
+    works = []
+    for parameter in parameters:
+        if parameter.requires_grad:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            works.append(
+                torch.distributed.all_reduce(parameter.grad, group=group, async_op=True)
+            )
+    for work in works:
+        work.wait()
 
 
 def grad_norm(

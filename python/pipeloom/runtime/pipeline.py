@@ -133,6 +133,8 @@ class Pipeline:
         boundary_dtype: Their dtype.
         count: target -> number of losses in the sum. Default: its number of elements.
         data_parallel_group: Ranks that run the same stage on other data.
+        fingerprint: What all ranks must agree on beside plan, shapes and versions, such as the
+            layout and the model's sizes, by name.
 
     Examples:
         >>> import pipeloom as pl, torch
@@ -158,6 +160,7 @@ class Pipeline:
         boundary_dtype: torch.dtype = torch.float32,
         count: Callable[[Any], int] = torch.numel,
         data_parallel_group: ProcessGroup | None = None,
+        fingerprint: Mapping[str, str] | None = None,
     ) -> None:
         self.transport: Transport = LocalTransport(plan.pp) if transport is None else transport
         if self.transport.pp != plan.pp:
@@ -173,6 +176,7 @@ class Pipeline:
         self.boundary = Boundary(boundary_shape, boundary_dtype)
         self.count = count
         self.data_parallel_group = data_parallel_group
+        self.fingerprint = fingerprint
 
     def parameters(self) -> Iterable[nn.Parameter]:
         """Parameters of this process's chunks, each once, for an optimizer."""
@@ -302,7 +306,14 @@ class Pipeline:
         forwards = {
             rank: self._forward_of(chunks, parts, goals) for rank, chunks in self.chunks.items()
         }
-        return run_step(compiled, self.transport, forwards, options, loss_scale=options.loss_scale)
+        return run_step(
+            compiled,
+            self.transport,
+            forwards,
+            options,
+            loss_scale=options.loss_scale,
+            fingerprint=self.fingerprint,
+        )
 
     def _forward_of(
         self, chunks: list[nn.Module], parts: list[Any], goals: list[Any] | None

@@ -10,7 +10,13 @@ from pipeloom.runtime.errors import (
     PipelineError,
     PipelineTimeout,
 )
-from pipeloom.runtime.gradients import TiedWeight, clip_grad_norm, grad_norm, reduce_data_parallel_gradients, reduce_tied_gradients
+from pipeloom.runtime.gradients import (
+    TiedWeight,
+    clip_grad_norm,
+    grad_norm,
+    reduce_data_parallel_gradients,
+    reduce_tied_gradients,
+)
 from pipeloom.runtime.local import LocalTransport
 from pipeloom.runtime.pipeline import Pipeline, place_chunks, split_batch
 from pipeloom.runtime.step import StepResult, bubble_ratio

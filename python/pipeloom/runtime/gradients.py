@@ -18,7 +18,14 @@ if TYPE_CHECKING:
 
     from pipeloom.runtime.transport import Transport
 
-__all__ = ["GradientStash", "TiedWeight", "clip_grad_norm", "grad_norm", "reduce_data_parallel_gradients", "reduce_tied_gradients"]
+__all__ = [
+    "GradientStash",
+    "TiedWeight",
+    "clip_grad_norm",
+    "grad_norm",
+    "reduce_data_parallel_gradients",
+    "reduce_tied_gradients",
+]
 
 
 class GradientStash:
@@ -130,9 +137,7 @@ def reduce_data_parallel_gradients(parameters: Iterable[Parameter], group: Proce
         if parameter.requires_grad:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            works.append(
-                torch.distributed.all_reduce(parameter.grad, group=group, async_op=True)
-            )
+            works.append(torch.distributed.all_reduce(parameter.grad, group=group, async_op=True))
     for work in works:
         work.wait()
 

@@ -4,6 +4,7 @@ import datetime
 import os
 import re
 import signal
+import socket
 import time
 import traceback
 
@@ -20,6 +21,7 @@ from pipeloom.runtime import (
     PipelineTimeout,
     TiedWeight,
     clip_grad_norm,
+    reduce_data_parallel_gradients,
     reduce_tied_gradients,
 )
 from pipeloom.runtime.distributed import TorchTransport
@@ -27,12 +29,12 @@ from pipeloom.runtime.distributed import TorchTransport
 pytestmark = pytest.mark.dist
 
 
-def child(rank, pp, folder, timeout_s, body):
+def child(rank, pp, folder, timeout_s, body, init_method):
     """Run `body(transport)` and leave what it gave, or how it failed, in a file."""
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
-        init_method=f"file://{folder}/store",
+        init_method=init_method,
         rank=rank,
         world_size=pp,
         timeout=datetime.timedelta(seconds=30),
@@ -51,17 +53,22 @@ def child(rank, pp, folder, timeout_s, body):
     dist.destroy_process_group()
 
 
-def launch(tmp_path, pp, body, timeout_s=20.0):
-    """Fork `pp` ranks; give (exit code, what it left) of each."""
+def launch(tmp_path, pp, body, timeout_s=20.0, *, stopped=None, init_method=None):
+    """Fork `pp` ranks; give (exit code, what it left) of each.
+
+    Rank `stopped` stops itself and is killed once the others have ended.
+    """
+    init_method = init_method or f"file://{tmp_path}/store"
     context = mp.get_context("fork")
     processes = [
-        context.Process(target=child, args=(rank, pp, str(tmp_path), timeout_s, body))
+        context.Process(target=child, args=(rank, pp, str(tmp_path), timeout_s, body, init_method))
         for rank in range(pp)
     ]
     for process in processes:
         process.start()
-    for process in processes:
-        process.join(60)
+    for rank, process in enumerate(processes):
+        if rank != stopped:
+            process.join(60)
     results = []
     for rank, process in enumerate(processes):
         if process.is_alive():
@@ -284,7 +291,7 @@ def test_killed_peer_is_named(tools, tmp_path):
     assert re.match(
         r"PeerLost: rank 0 stands at 0B\d .*waits for the gradient .* from rank 1", first
     )
-    assert re.match(r"PeerLost: rank 2 stands at 2F2 .*2RECV_F2\) from rank 1", last)
+    assert re.match(r"PeerLost: rank 2 stands at 2F\d .*2RECV_F\d\) from rank 1", last)
     assert issubclass(PeerLost, RuntimeError)
 
 
@@ -298,6 +305,20 @@ def test_stuck_peer_ends_every_rank(tools, tmp_path, capfd):
     assert re.search(r"rank 2 stands at 2F2 .* waits for .* from rank 1", last)
     assert re.search(r"rank 1 stands at 1F2 \(op \d+ of \d+\), computing", capfd.readouterr().err)
     assert issubclass(PipelineTimeout, RuntimeError)
+
+
+def test_stopped_host_of_the_store_is_named(tools, tmp_path):
+    """Rank 0 serves the store and is stopped: connections stay open and nothing answers."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    body = trapped(tools, 2, 0, lambda: os.kill(os.getpid(), signal.SIGSTOP))
+    results = launch(
+        tmp_path, 2, body, timeout_s=1.0, stopped=0, init_method=f"tcp://127.0.0.1:{port}"
+    )
+    assert [code for code, _ in results] == [-signal.SIGKILL, 3]
+    assert re.match(r"PipelineTimeout: rank 1 stands at 1F\d .* from rank 0", errors(results)[1])
+    assert results[1][1]["seconds"] < 15
 
 
 def test_failing_peer_is_quoted(tools, tmp_path):
@@ -329,3 +350,44 @@ def test_rank_that_does_not_come_is_named(tools, tmp_path):
     text = errors(launch(tmp_path, 2, body, timeout_s=1.0))[1]
     assert text.startswith("PipelineTimeout: rank 1 waited 1 s to agree")
     assert "did not come: [0]" in text
+
+
+def grid(rank):
+    """Two pipelines of two ranks: (pipeline group, data-parallel group) of a rank."""
+    pipelines = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    copies = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    return pipelines[rank // 2], copies[rank % 2]
+
+
+def test_two_pipelines_on_halves_of_the_data(tools, tmp_path):
+    """Shapes travel inside each pipeline's group; gradients are those of all the data."""
+    sizes = [[7, 5, 3, 9], [2, 8, 4, 1]]
+    plan = tools.plan(2, 2, 4)
+    reference = tools.make_stages(4)
+    data = [tools.make_data(part, seed) for seed, part in enumerate(sizes)]
+    tools.run_reference(
+        reference, [x for inputs, _ in data for x in inputs], [y for _, ys in data for y in ys]
+    )
+
+    def body(_):
+        pipeline_group, copies = grid(dist.get_rank())
+        transport = TorchTransport(pipeline_group, timeout_s=20.0)
+        pipeline = Pipeline(
+            plan,
+            tools.make_stages(4),
+            tools.square_sum,
+            transport=transport,
+            data_parallel_group=copies,
+        )
+        result = pipeline.step(*data[dist.get_rank() // 2])
+        reduce_data_parallel_gradients(pipeline.parameters(), copies)
+        if result.loss is not None:
+            dist.all_reduce(result.loss, group=copies)
+        return result.loss, gradients_of(pipeline)
+
+    outcomes = values(launch(tmp_path, 4, body))
+    for rank, (_, gradients) in enumerate(outcomes):
+        true = [p.grad for stage in reference[rank % 2 :: 2] for p in stage.parameters()]
+        for mine, truth in zip(gradients, true, strict=True):
+            torch.testing.assert_close(mine, truth, rtol=0, atol=1e-6 * float(truth.abs().max()))
+    assert torch.equal(outcomes[1][0], outcomes[3][0])

@@ -4,9 +4,12 @@ import threading
 import weakref
 
 import numpy as np
-import pipeloom as pl
 import pytest
 import torch
+from torch import nn
+from torch.nn import Parameter
+
+import pipeloom as pl
 from pipeloom.runtime import (
     Boundary,
     Channel,
@@ -27,8 +30,6 @@ from pipeloom.runtime.errors import TransferBroken, TransferTimeout
 from pipeloom.runtime.executor import Event
 from pipeloom.runtime.program import NO_CELL, compile_plan
 from pipeloom.runtime.reaper import Reaper
-from torch import nn
-from torch.nn import Parameter
 
 KINDS = {kind.name: int(kind) for kind in pl.OpKind}
 
@@ -177,7 +178,7 @@ def test_boundary_text_tells_shapes_apart():
         Boundary((2, 4)),
         Boundary((2, 3), torch.bfloat16),
         Boundary([(2, 3), (2, 3)]),
-        Boundary(lambda stage, microbatch: (2 + stage, 3)),
+        Boundary(lambda stage, _: (2 + stage, 3)),
         Boundary(None),
     ]
     assert len({same, *(other.describe(3, 2) for other in others)}) == 6

@@ -6,13 +6,14 @@ the store has a time limit, can name who is missing, and works while the group i
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
 import threading
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 __all__ = ["NoticeBoard", "Watchdog", "compare", "versions"]
+
+T = TypeVar("T")
+
+_PATIENCE_S = 2.0  # for the store to answer
 
 EXIT_STUCK = 70
 """Exit status of a rank that the watchdog had to end."""
@@ -65,6 +70,24 @@ def compare(fingerprints: list[dict[str, str]]) -> str | None:
     return "\n".join(lines) or None
 
 
+def _within(limit_s: float, call: Callable[[], T], otherwise: T) -> T:
+    """What `call` gives, or `otherwise` if it fails or takes longer than the limit.
+
+    The store's host may be the very rank that is dead or stopped; most of its calls have no limit
+    of their own. A call that never returns is left behind in its thread.
+    """
+    results: list[T] = []
+
+    def run() -> None:
+        with contextlib.suppress(RuntimeError):
+            results.append(call())
+
+    thread = threading.Thread(target=run, name="pipeloom-store", daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    return results[0] if results else otherwise
+
+
 class NoticeBoard:
     """One pipeline's part of the store.
 
@@ -93,7 +116,13 @@ class NoticeBoard:
         try:
             self._store.wait(keys, timedelta(seconds=limit_s))
         except RuntimeError as error:  # torch's stores raise subclasses of it
-            missing = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
+            missing = _within(
+                _PATIENCE_S,
+                lambda: str(
+                    [rank for rank, key in enumerate(keys) if not self._store.check([key])]
+                ),
+                "unknown, the store does not answer",
+            )
             raise PipelineTimeout(
                 with_hint(
                     f"rank {self._rank} waited {limit_s:g} s to agree on the plan, but these ranks "
@@ -111,12 +140,13 @@ class NoticeBoard:
             )
 
     def post_failure(self, report: str) -> None:
-        """Tell the other ranks why this one ends. Never raises."""
-        try:
+        """Tell the other ranks why this one ends. Never raises, never blocks for long."""
+
+        def post() -> None:
             self._store.set(f"failed/{self._rank}", report)
             self._store.set("failed/any", str(self._rank))
-        except RuntimeError:
-            pass  # the store went down with the rank that hosted it
+
+        _within(_PATIENCE_S, post, None)
 
     def failed(self) -> bool:
         """Whether any rank has posted a failure.
@@ -134,19 +164,21 @@ class NoticeBoard:
         Args:
             patience_s: How long to wait for the first one, in seconds.
         """
-        deadline = time.monotonic() + patience_s
-        while not self.failed() and time.monotonic() < deadline:
-            time.sleep(0.02)
-        lines = []
-        try:
+
+        def read() -> str:
+            deadline = time.monotonic() + patience_s
+            while not self.failed() and time.monotonic() < deadline:
+                time.sleep(0.02)
+            lines = []
             for rank in range(self._pp):
                 key = f"failed/{rank}"
                 if rank != self._rank and self._store.check([key]):
                     first = self._store.get(key).decode().split("\n")[0]
                     lines.append(f"\nrank {rank} reported: {first}")
-        except RuntimeError:
-            lines.append("\nthe store that the ranks share is gone too")
-        return "".join(lines)
+            return "".join(lines)
+
+        silent = "\nthe store that the ranks share does not answer"
+        return _within(patience_s + _PATIENCE_S, read, silent)
 
 
 class Watchdog:
@@ -172,7 +204,7 @@ class Watchdog:
     def stop(self) -> None:
         """Stop watching, when a step has ended either way."""
         self._stop.set()
-        self._thread.join()
+        self._thread.join(_PATIENCE_S)  # it may hang in a store whose host is stuck
 
     def _watch(self) -> None:
         period_s = min(1.0, self._grace_s)

@@ -145,6 +145,7 @@ class TorchTransport:
         self._headers: dict[Channel, deque[_TorchRecv]] = {}
         self._subgroups: dict[tuple[int, ...], Any] = {}
         self._agreed: dict[str, str] | None = None
+        self._broken = False
         self._reaper = Reaper(polls=self._polls)
 
     def _store(self) -> Store:
@@ -289,13 +290,22 @@ class TorchTransport:
             PipelineTimeout: A wait ran past the limit.
             PeerLost: A peer is gone.
         """
+        if self._broken:
+            raise PipelineError(
+                with_hint(
+                    f"rank {self.rank}: an earlier step failed and left messages under way",
+                    "start the processes again from a checkpoint",
+                )
+            )
         (executor,) = executors
+        self._broken = True  # until the end is reached
         self._headers.clear()
         watchdog = Watchdog(self.board, executor.report, grace_s=max(1.0, self.timeout_s / 2))
         try:
             for handle in executor.run():
                 handle.wait(self.timeout_s)
             self._drain()
+            self._broken = False
         except TransferTimeout as error:
             raise self._failure(executor, PipelineTimeout, "waited past the limit of ") from error
         except TransferBroken as error:

@@ -21,10 +21,11 @@ pub struct Columns {
     pub chunk: Vec<u32>,
     /// Microbatch.
     pub microbatch: Vec<u32>,
-    /// Piece of the microbatch's sequence: 0 unless sequences are cut.
-    pub piece: Vec<u32>,
-    /// Whether a forward keeps only its input, or a backward first runs the forward again.
-    pub recompute: Vec<bool>,
+    /// Piece of the microbatch's sequence; none if sequences are not cut: all are 0.
+    pub piece: Option<Vec<u32>>,
+    /// Whether a forward keeps only its input, or a backward first runs the forward again; none
+    /// if nothing is recomputed: all are false.
+    pub recompute: Option<Vec<bool>>,
     /// Number of the overlapped pair, or [`NO_PAIR`]; only for plans that have pairs.
     pub pair: Option<Vec<u32>>,
     /// The other rank of a transfer, or [`NO_PEER`]; only for lowered plans.
@@ -49,8 +50,6 @@ impl Plan {
             stage: vec![0; len],
             chunk: vec![0; len],
             microbatch: vec![0; len],
-            piece: vec![0; len],
-            recompute: vec![false; len],
             ..Columns::default()
         };
         let mut at = 0;
@@ -73,9 +72,17 @@ impl Plan {
         });
         let pieces = self.shape().num_seq_pieces();
         if pieces > 1 {
-            for (unit, piece) in columns.microbatch.iter_mut().zip(&mut columns.piece) {
-                (*unit, *piece) = (*unit / pieces, *unit % pieces);
-            }
+            columns.piece = Some(
+                columns
+                    .microbatch
+                    .iter()
+                    .map(|unit| unit % pieces)
+                    .collect(),
+            );
+            columns
+                .microbatch
+                .iter_mut()
+                .for_each(|unit| *unit /= pieces);
         }
         if order.has_pairs() || self.mask(rank).is_some() {
             let ops = self.rank_ops(rank).ops;
@@ -94,10 +101,11 @@ impl Plan {
             stage: ops.iter().map(|op| op.stage.0).collect(),
             chunk: ops.iter().map(|op| shape.chunk_of(op.stage).0).collect(),
             microbatch: ops.iter().map(|op| shape.split_unit(op.unit).0).collect(),
-            piece: ops.iter().map(|op| shape.split_unit(op.unit).1).collect(),
-            recompute: vec![false; ops.len()],
             ..Columns::default()
         };
+        if shape.num_seq_pieces() > 1 {
+            columns.piece = Some(ops.iter().map(|op| shape.split_unit(op.unit).1).collect());
+        }
         mark(&mut columns, ops);
         if self.style().is_some() {
             columns.peer = Some(ops.iter().map(|op| self.peer(*op)).collect());
@@ -170,8 +178,12 @@ impl Column for u8 {
 
 /// Copies the marks of ops into their columns.
 fn mark(columns: &mut Columns, ops: &[Op]) {
-    for (recompute, op) in columns.recompute.iter_mut().zip(ops) {
-        *recompute = op.flags.has(Flags::RECOMPUTE);
+    if ops.iter().any(|op| op.flags.has(Flags::RECOMPUTE)) {
+        columns.recompute = Some(
+            ops.iter()
+                .map(|op| op.flags.has(Flags::RECOMPUTE))
+                .collect(),
+        );
     }
     if !ops.iter().any(|op| op.flags.has(Flags::PAIR_FIRST)) {
         return;

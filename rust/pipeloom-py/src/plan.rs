@@ -3,12 +3,12 @@
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
 
-use numpy::IntoPyArray;
+use numpy::{Element, IntoPyArray, PyUntypedArray};
 use pipeloom_core::columns::Columns;
 use pipeloom_core::schedules::{self, Request};
 use pipeloom_core::shape::Placement;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyString};
+use pyo3::types::{PyBytes, PyDict, PyString};
 
 use crate::convert;
 use crate::detach::detach;
@@ -266,6 +266,7 @@ impl Plan {
 
 fn columns_to_dict(py: Python<'_>, columns: Columns) -> PyResult<Bound<'_, PyDict>> {
     let dict = PyDict::new(py);
+    let len = columns.kind.len();
     dict.set_item(pyo3::intern!(py, "kind"), columns.kind.into_pyarray(py))?;
     dict.set_item(pyo3::intern!(py, "stage"), columns.stage.into_pyarray(py))?;
     dict.set_item(pyo3::intern!(py, "chunk"), columns.chunk.into_pyarray(py))?;
@@ -273,11 +274,10 @@ fn columns_to_dict(py: Python<'_>, columns: Columns) -> PyResult<Bound<'_, PyDic
         pyo3::intern!(py, "microbatch"),
         columns.microbatch.into_pyarray(py),
     )?;
-    dict.set_item(pyo3::intern!(py, "piece"), columns.piece.into_pyarray(py))?;
-    dict.set_item(
-        pyo3::intern!(py, "recompute"),
-        columns.recompute.into_pyarray(py),
-    )?;
+    let piece = or_zeros(py, columns.piece, len)?;
+    dict.set_item(pyo3::intern!(py, "piece"), piece)?;
+    let recompute = or_zeros(py, columns.recompute, len)?;
+    dict.set_item(pyo3::intern!(py, "recompute"), recompute)?;
     let optional: [(&Bound<'_, PyString>, Option<Vec<u32>>); 3] = [
         (pyo3::intern!(py, "pair"), columns.pair),
         (pyo3::intern!(py, "peer"), columns.peer),
@@ -289,4 +289,20 @@ fn columns_to_dict(py: Python<'_>, columns: Columns) -> PyResult<Bound<'_, PyDic
         }
     }
     Ok(dict)
+}
+
+/// A column as an array; one that is all zeros takes no memory: a read-only array of stride 0.
+fn or_zeros<T: Element>(
+    py: Python<'_>,
+    column: Option<Vec<T>>,
+    len: usize,
+) -> PyResult<Bound<'_, PyAny>> {
+    match column {
+        Some(column) => Ok(column.into_pyarray(py).into_any()),
+        None => {
+            let zero = PyBytes::new(py, &[0; 4]);
+            let new = py.get_type::<PyUntypedArray>();
+            new.call1((len, numpy::dtype::<T>(py), zero, 0, (0,)))
+        }
+    }
 }

@@ -175,14 +175,27 @@ def get_model(
     stages = [None] if virtual is None else list(range(virtual))
     chunks = []
     for vp_stage in stages:
-        whole = {"pp_rank": pp_rank, "ignore_virtual": False, "vp_stage": vp_stage}
         chunk = provider(
             args,
-            pre_process=is_pipeline_first_stage(config, **whole),
-            post_process=is_pipeline_last_stage(config, **whole),
+            pre_process=is_pipeline_first_stage(
+                config, pp_rank=pp_rank, ignore_virtual=False, vp_stage=vp_stage
+            ),
+            post_process=is_pipeline_last_stage(
+                config, pp_rank=pp_rank, ignore_virtual=False, vp_stage=vp_stage
+            ),
             vp_stage=vp_stage,
             pp_rank=pp_rank,
             config=config,
         )
         chunks.append(chunk.to(device))
+    _share_tied_weight(chunks)
     return chunks
+
+
+def _share_tied_weight(chunks: list[nn.Module]) -> None:
+    """Lets first and last stage use one parameter where one rank holds both, as `v` has it."""
+    owners = [chunk for chunk in chunks if isinstance(chunk, GPTModel)]
+    owners = [chunk for chunk in owners if chunk.shared_embedding_or_output_weight() is not None]
+    for chunk in owners[1:]:
+        assert chunk.embedding is not None
+        chunk.embedding.word_embeddings.weight = owners[0].shared_embedding_or_output_weight()

@@ -6,6 +6,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
+
 import pipeloom
 from pipeloom import ConfigError
 
@@ -27,7 +29,7 @@ _PIPELINE_FIELDS = frozenset(
 
 def config_error(message: str, hint: str) -> ConfigError:
     """A `ConfigError` in the form of the core's errors: what is wrong, then a hint."""
-    return ConfigError(f"{message}\n\nhint: {hint}")
+    return ConfigError(f"{message}\nhint: {hint}")
 
 
 def require(condition: bool, message: str, hint: str) -> None:
@@ -161,6 +163,12 @@ class TransformerConfig:
             # Three matrices in place of two: 8/3 keeps the number of weights, rounded up to 8.
             return -(-self.hidden_size // 3) * 8
         return 4 * self.hidden_size
+
+    @property
+    def pipeline_dtype(self) -> torch.dtype:
+        """dtype of the hidden states that cross stage boundaries."""
+        dtype: torch.dtype = getattr(torch, self.params_dtype)
+        return dtype
 
     @property
     def num_chunks(self) -> int:

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
-from torch.nn.utils import skip_init
 
 from pipeloom.model.transformer_block import TransformerBlock, TransformerLayerSpec
-from pipeloom.model.transformer_layer import DropoutKey, TransformerLayer, derive_seed
+from pipeloom.model.transformer_layer import DropoutKey, TransformerLayer, blank_linear, derive_seed
 
 if TYPE_CHECKING:
     from pipeloom.model.config import TransformerConfig
@@ -26,7 +25,8 @@ class LanguageModelEmbedding(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         """Makes the embedding without initial values."""
         super().__init__()
-        self.word_embeddings = skip_init(nn.Embedding, config.vocab_size, config.hidden_size)
+        embedding = nn.Embedding(config.vocab_size, config.hidden_size, device="meta")
+        self.word_embeddings = embedding.to_empty(device="cpu")
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Looks `tokens` up, sequence first."""
@@ -83,11 +83,9 @@ class GPTModel(nn.Module):
         )
         self.output_layer = None
         if post_process and not tied:
-            self.output_layer = skip_init(
-                nn.Linear, config.hidden_size, config.vocab_size, bias=False
-            )
+            self.output_layer = blank_linear(config.hidden_size, config.vocab_size, bias=False)
         initialize(self, config)
-        self.to(dtype=getattr(torch, config.params_dtype))
+        self.to(dtype=config.pipeline_dtype)
         self.input_tensor: Tensor | None = None
 
     def set_input_tensor(self, input_tensor: Tensor | list[Tensor | None] | None) -> None:
@@ -101,7 +99,8 @@ class GPTModel(nn.Module):
         """The weight that first and last stage share if tied; None where there is none."""
         if self.config.untie_embeddings_and_output_weights or self.embedding is None:
             return None
-        return self.embedding.word_embeddings.weight
+        weight: nn.Parameter = self.embedding.word_embeddings.weight
+        return weight
 
     def forward(
         self,

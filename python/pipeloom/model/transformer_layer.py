@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every torch reader expects
 from torch import Tensor, nn
-from torch.nn.utils import skip_init
 
 if TYPE_CHECKING:
     from pipeloom.model.config import TransformerConfig
@@ -37,9 +36,16 @@ def make_norm(config: TransformerConfig) -> nn.Module:
     return kind(config.hidden_size, eps=config.layernorm_epsilon)
 
 
+def blank_linear(num_in: int, num_out: int, *, bias: bool) -> nn.Linear:
+    """A linear map without initial values: they come later, by name.
+
+    torch's own values would cost time and the caller's random numbers.
+    """
+    return nn.Linear(num_in, num_out, bias=bias, device="meta").to_empty(device="cpu")
+
+
 def _linear(config: TransformerConfig, num_in: int, num_out: int) -> nn.Linear:
-    # Initial values come later, by name; torch's own would only cost time and random numbers.
-    return skip_init(nn.Linear, num_in, num_out, bias=config.add_bias_linear)
+    return blank_linear(num_in, num_out, bias=config.add_bias_linear)
 
 
 @functools.lru_cache(maxsize=16)

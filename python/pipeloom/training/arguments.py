@@ -160,7 +160,9 @@ class TrainingArguments:
                 f"{name}={getattr(self, name)!r} is not {expected}\nhint: set it with --{flag}"
             )
 
-    def make_plan(self, *, forward_only: bool = False) -> pipeloom.Plan:
+    def make_plan(
+        self, *, forward_only: bool = False, num_microbatches: int | None = None
+    ) -> pipeloom.Plan:
         """The compute order of a step: of training, or of an evaluation with its own m.
 
         Evaluation orders are those of the family's forwards, so each chunk stays where it is.
@@ -170,7 +172,7 @@ class TrainingArguments:
                 self.schedule,
                 pp=self.pp,
                 vp=self.vp,
-                num_microbatches=self.num_microbatches,
+                num_microbatches=num_microbatches or self.num_microbatches,
                 microbatch_group_size=self.microbatch_group_size,
                 num_microbatches_with_partial_activation_checkpoints=(
                     self.num_microbatches_with_partial_activation_checkpoints
@@ -181,7 +183,7 @@ class TrainingArguments:
             self.schedule if own else "forward_only",
             pp=self.pp,
             vp=self.vp,
-            num_microbatches=self.eval_microbatches,
+            num_microbatches=num_microbatches or self.eval_microbatches,
             placement=self.placement,
             forward_only=True,
         )

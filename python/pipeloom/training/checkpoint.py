@@ -13,7 +13,9 @@ import dataclasses
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -118,6 +120,14 @@ class Processes:
         return value
 
 
+@contextmanager
+def _no_warning_of_one_process() -> Iterator[None]:
+    # torch warns whenever one process saves by itself, which is what the caller asked for.
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield
+
+
 def save_checkpoint(
     folder: Path,
     *,
@@ -144,9 +154,11 @@ def save_checkpoint(
     def publish() -> None:
         text = json.dumps(dataclasses.asdict(state), indent=1, sort_keys=True)
         (partial / STATE_FILE).write_text(text + "\n")
+        before = folder / f".{name}.before"
         if final.exists():  # the same step of the same run, reached again after a resume
-            shutil.rmtree(final)
+            final.rename(before)
         partial.rename(final)
+        shutil.rmtree(before, ignore_errors=True)
         pointer = folder / f".{LATEST}.partial"
         pointer.write_text(name + "\n")
         pointer.replace(folder / LATEST)
@@ -155,12 +167,13 @@ def save_checkpoint(
     try:
         tensors, _ = checkpoint_tensors(chunks, optimizer)
         tensors[_random_key(processes.index)] = torch.get_rng_state()
-        dcp.save(
-            tensors,
-            storage_writer=dcp.FileSystemWriter(partial, single_file_per_rank=True),
-            process_group=processes.group,
-            no_dist=processes.group is None,
-        )
+        with _no_warning_of_one_process():
+            dcp.save(
+                tensors,
+                storage_writer=dcp.FileSystemWriter(partial, single_file_per_rank=True),
+                process_group=processes.group,
+                no_dist=processes.group is None,
+            )
         processes.on_first(publish)
     except BaseException:
         if processes.index == 0:
@@ -318,12 +331,13 @@ def load_checkpoint(
     if optimizer is not None and random_key in metadata.state_dict_metadata:
         wanted[random_key] = torch.get_rng_state()
     try:
-        dcp.load(
-            wanted,
-            storage_reader=dcp.FileSystemReader(path),
-            process_group=processes.group,
-            no_dist=processes.group is None,
-        )
+        with _no_warning_of_one_process():
+            dcp.load(
+                wanted,
+                storage_reader=dcp.FileSystemReader(path),
+                process_group=processes.group,
+                no_dist=processes.group is None,
+            )
     except Exception as error:
         raise CheckpointError(
             f"{path} cannot be read: {error}", "a file of it is missing or damaged; use another"

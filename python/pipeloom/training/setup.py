@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -87,9 +87,10 @@ def all_chunks(model: Chunks) -> list[nn.Module]:
     return [chunk for rank in sorted(model) for chunk in model[rank]]
 
 
-def _trainable(chunks: Iterable[nn.Module]) -> Iterator[nn.Parameter]:
-    for chunk in chunks:
-        yield from (value for value in chunk.parameters() if value.requires_grad)
+def parameters_of(chunks: Iterable[nn.Module]) -> list[nn.Parameter]:
+    """The trainable parameters of the chunks; one that chunks share comes once."""
+    unique = {id(value): value for chunk in chunks for value in chunk.parameters()}
+    return [value for value in unique.values() if value.requires_grad]
 
 
 def make_optimizer(args: TrainingArguments, chunks: Iterable[nn.Module]) -> torch.optim.AdamW:
@@ -97,7 +98,7 @@ def make_optimizer(args: TrainingArguments, chunks: Iterable[nn.Module]) -> torc
 
     Its state exists from the start, so that a checkpoint of step 0 is like any other.
     """
-    parameters = list(_trainable(chunks))
+    parameters = parameters_of(chunks)
     groups = [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": args.weight_decay},
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},

@@ -23,7 +23,7 @@ class ModelBuilder(Protocol):
 
     def __call__(
         self,
-        args: Any,  # noqa: ANN401 - whatever arguments the caller's training has
+        args: Any,
         *,
         pre_process: bool,
         post_process: bool,
@@ -55,7 +55,7 @@ _SAME_NAME = (
 )
 
 
-def core_transformer_config_from_args(args: Any) -> TransformerConfig:  # noqa: ANN401
+def core_transformer_config_from_args(args: Any) -> TransformerConfig:
     """The model's configuration, from the attributes that `args` has; others keep their defaults.
 
     Args:
@@ -82,7 +82,7 @@ def core_transformer_config_from_args(args: Any) -> TransformerConfig:  # noqa: 
 
 
 def gpt_builder(
-    args: Any,  # noqa: ANN401
+    args: Any,
     *,
     pre_process: bool = True,
     post_process: bool = True,
@@ -122,7 +122,7 @@ def gpt_builder(
 
 def model_provider(
     model_builder: ModelBuilder,
-    args: Any = None,  # noqa: ANN401
+    args: Any = None,
     *,
     pre_process: bool = True,
     post_process: bool = True,
@@ -146,7 +146,7 @@ def get_model(
     config: TransformerConfig,
     *,
     pp_rank: int,
-    args: Any = None,  # noqa: ANN401
+    args: Any = None,
     device: torch.device | str = "cpu",
 ) -> list[nn.Module]:
     """The chunks of one rank, one for each `vp_stage`; without a virtual pipeline one module.

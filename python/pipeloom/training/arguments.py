@@ -41,7 +41,7 @@ FREE_TO_CHANGE = frozenset(
 )
 
 
-def _option(default: Any, text: str, **settings: Any) -> Any:  # noqa: ANN401
+def _option(default: Any, text: str, **settings: Any) -> Any:
     """A field with what the command line says about it."""
     metadata = {"help": text, **settings}
     if isinstance(default, (list, tuple)):

@@ -2,77 +2,65 @@
 
 from __future__ import annotations
 
-import json
+import importlib.util
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pipeloom.training.log import StepRecord
-from pipeloom.training.measure import OpEvent, predecessor, split_op
+import pipeloom
+from pipeloom import plot
 
 if TYPE_CHECKING:
-    import pipeloom
+    from pipeloom.training.log import StepRecord
+    from pipeloom.training.measure import OpEvent
+
+MICROSECONDS_PER_S = 1_000_000
 
 
-def draw_loss_curve(records: Sequence[StepRecord], folder: Path) -> list[Path]:
+def draw_loss_curve(records: Sequence[StepRecord], folder: Path, *, unit: str) -> list[Path]:
     """Draws `loss.png` and `loss.svg`; nothing without matplotlib.
+
+    Args:
+        records: The whole run's.
+        folder: Where the pictures go.
+        unit: What the loss is a mean over: `"byte"` or `"token"`.
 
     Returns:
         The files written.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
+    if importlib.util.find_spec("matplotlib") is None:
         return []
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    FigureCanvasAgg(figure)  # not pyplot: no window, no global state
-    axes = figure.add_subplot()
     train = [(r.step, r.loss) for r in records if r.loss is not None]
     valid = [(r.step, r.valid_loss) for r in records if r.valid_loss is not None]
-    axes.plot(*zip(*train, strict=True), label="training", linewidth=1.2)
-    if valid:
-        marker = {"marker": "o", "linestyle": "--" if len(valid) > 1 else "none"}
-        axes.plot(*zip(*valid, strict=True), label="held out", **marker)
-    axes.set(xlabel="step", ylabel="loss (nats a token)")
-    axes.grid(alpha=0.3)
-    axes.legend()
+    curves = {
+        name: ([step for step, _ in points], [loss for _, loss in points])
+        for name, points in (("training", train), ("held out", valid))
+        if points
+    }
     files = [folder / "loss.png", folder / "loss.svg"]
-    figure.savefig(files[0], dpi=150)
-    # Without a date the picture of the same run is the same file.
-    figure.savefig(files[1], metadata={"Date": None})
+    for file in files:
+        plot.loss_curve(curves, file, unit=f"nats a {unit}")
     return files
+
+
+def draw_plan(plan: pipeloom.Plan, file: Path) -> Path:
+    """Draws the plan as its simulation with unit costs: ranks down, time to the right."""
+    file.write_text(plot.svg(plan.simulate(pipeloom.Costs())))
+    return file
 
 
 def write_trace(events: Iterable[OpEvent], plan: pipeloom.Plan, file: Path) -> Path:
     """Writes one executed step as Chrome trace JSON, which Perfetto opens: a row for each rank.
 
-    An arrow goes from each op to the one on another rank that its result made possible.
+    Times are the host's clock; on a GPU that is when work was queued.
     """
-    events = sorted(events, key=lambda event: (event.start, event.rank))
-    origin = events[0].start if events else 0.0
-    rows: list[dict[str, Any]] = [
-        {"name": "process_name", "ph": "M", "pid": rank, "args": {"name": f"rank {rank}"}}
-        for rank in range(plan.pp)
-    ]
-    place = {event.op: event for event in events}
-    for number, event in enumerate(events):
-        stage, kind, microbatch = split_op(event.op)
-        start, end = ((t - origin) * 1e6 for t in (event.start, event.end))  # microseconds
-        common = {"pid": event.rank, "tid": 0}
-        args = {"stage": stage, "microbatch": microbatch, "kind": kind}
-        row = {**common, "name": event.op, "cat": kind, "ph": "X", "ts": start, "dur": end - start}
-        rows.append({**row, "args": args})
-        source = place.get(predecessor(stage, kind, microbatch, plan.num_stages))
-        if source is not None and source.rank != event.rank:
-            arrow = {"name": "message", "cat": "message", "id": number, "tid": 0}
-            sent = (source.end - origin) * 1e6
-            rows.append({**arrow, "ph": "s", "pid": source.rank, "ts": sent})
-            rows.append({**arrow, "ph": "f", "bp": "e", "pid": event.rank, "ts": start})
-    file.write_text(json.dumps({"traceEvents": rows, "displayTimeUnit": "ms"}) + "\n")
+    ordered = sorted(events, key=lambda event: event.start)
+    origin = ordered[0].start
+    own = [[event for event in ordered if event.rank == rank] for rank in range(plan.pp)]
+    drawing = plot.measured(
+        plan,
+        [[event.start - origin for event in row] for row in own],
+        [[event.end - origin for event in row] for row in own],
+    )
+    file.write_text(plot.trace(drawing, microseconds_per_unit=MICROSECONDS_PER_S))
     return file
-
-
-def draw_plan(plan: pipeloom.Plan, file: Path) -> Path | None:
-    """Draws the plan as an SVG of steps and ranks."""
-    return None

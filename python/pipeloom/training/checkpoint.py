@@ -98,7 +98,7 @@ class Processes:
         self.index = 0 if group is None else dist.get_rank(group)
         self.count = 1 if group is None else dist.get_world_size(group)
 
-    def gather(self, value: Any) -> list[Any]:  # noqa: ANN401
+    def gather(self, value: Any) -> list[Any]:
         """Everyone's value, on everyone."""
         if self.group is None:
             return [value]
@@ -106,7 +106,7 @@ class Processes:
         dist.all_gather_object(values, value, group=self.group)
         return values
 
-    def on_first(self, action: Callable[[], Any]) -> Any:  # noqa: ANN401
+    def on_first(self, action: Callable[[], Any]) -> Any:
         """Runs `action` on the first process; its result, or its error, is everyone's."""
         result: tuple[Any, Exception | None] = (None, None)
         if self.index == 0:

@@ -82,7 +82,7 @@ def load_model(checkpoint: str | Path, *, device: str = "cpu") -> LoadedModel:
 
 
 def sample_tokens(
-    model: Any,  # noqa: ANN401
+    model: Any,
     prompt: Sequence[int],
     *,
     context: int,

@@ -112,6 +112,12 @@ class Trainer:
         )
         self.chunks = all_chunks(self.model)
         self.plan = args.make_plan()
+        # What ranks must agree on besides the plan, or they would train different models.
+        self.fingerprint = {
+            "model": repr(self.config.architecture()),
+            "layout": self.config.layout.to_string(),
+            "data": f"{args.data_fingerprint}, seq_length={args.seq_length}, seed={args.seed}",
+        }
         self.step = self.consumed_samples = 0
         self.events: list[OpEvent] = []
         self.last_checkpoint: Path | None = None
@@ -162,6 +168,7 @@ class Trainer:
             transport=self.session.transport,
             total_num_tokens=num_microbatches * args.micro_batch_size * args.seq_length,
             record=True,
+            fingerprint=self.fingerprint,
         )
         loss = None if result.loss is None else float(result.loss)
         everyones = self.session.processes.gather(loss)
@@ -355,9 +362,11 @@ def _train(trainer: Trainer, folder: Path) -> TrainingResult:
         saved = trainer.save(checkpoints)
     records = read_losses(folder) if session.is_first else []
     events = [event for part in session.processes.gather(trainer.events) for event in part]
-    curve, picture, trace = [], None, None
+    curve: list[Path] = []
+    picture = trace = None
+    unit = "byte" if args.is_bytes else "token"
     if session.is_first:
-        curve = artifacts.draw_loss_curve(records, folder)
+        curve = artifacts.draw_loss_curve(records, folder, unit=unit)
         picture = artifacts.draw_plan(trainer.plan, folder / "plan.svg")
         if events:
             trace = artifacts.write_trace(events, trainer.plan, folder / "trace.json")

@@ -61,12 +61,12 @@ def open_session(args: TrainingArguments) -> Iterator[Session]:
                 f"transport='local' in {_world_size()} processes would train {_world_size()} "
                 "models\nhint: leave --transport out, or start it without torchrun"
             )
-        from pipeloom.runtime import LocalTransport
+        from pipeloom.runtime.local import LocalTransport
 
         yield Session(LocalTransport(args.pp), Processes(), torch.device(args.device))
         return
     with _process_group(args, under_torchrun) as (group, device):
-        from pipeloom.runtime import TorchTransport
+        from pipeloom.runtime.distributed import TorchTransport
 
         transport = TorchTransport(device=device, timeout_s=args.timeout_s)
         yield Session(transport, Processes(group), device)

@@ -168,6 +168,6 @@ def test_labels_are_the_tokens_that_follow():
     batch = next(
         microbatches(dataset, step=7, first_sample=1, num_microbatches=1, micro_batch_size=2)
     )
-    assert (batch.step, batch.index) == (7, 0)
+    assert (batch.step, batch.number) == (7, 0)
     assert batch.tokens.tolist() == [list(range(8, 16)), list(range(16, 24))]
     assert (batch.labels == batch.tokens + 1).all()

@@ -133,13 +133,13 @@ def test_an_interruption_keeps_the_last_checkpoint_and_nothing_half(make_args, m
         raise KeyboardInterrupt
 
     saves = []
-    save = module.checkpoint.dcp.save
+    save = module.checkpoint.state_dict_saver.save
 
     def second_is_interrupted(*given, **named):
         saves.append(1)
         return interrupted() if len(saves) == 2 else save(*given, **named)
 
-    monkeypatch.setattr(module.checkpoint.dcp, "save", second_is_interrupted)
+    monkeypatch.setattr(module.checkpoint.state_dict_saver, "save", second_is_interrupted)
     with pytest.raises(KeyboardInterrupt, match=r"step 4; last checkpoint: .*step-000002"):
         train(args)
     kept = resolve_checkpoint(args.out)
@@ -172,9 +172,7 @@ def test_the_callers_own_forward_step_is_told_what_to_recompute(make_args):
         told.append(recompute)
         return forward_step(iterator, chunk, recompute)
 
-    args = make_args(
-        **PIPELINES["recompute"], schedule="1f1b", steps=1, eval_microbatches=1
-    )
+    args = make_args(**PIPELINES["recompute"], schedule="1f1b", steps=1, eval_microbatches=1)
     train(args, spying)
     expected = [bool(flag) for rank in range(2) for flag in args.make_plan().recompute_mask(rank)]
     assert sorted(t for t in told if t is not None) == sorted(expected)

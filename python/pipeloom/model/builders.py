@@ -194,8 +194,13 @@ def get_model(
 
 def _share_tied_weight(chunks: list[nn.Module]) -> None:
     """Lets first and last stage use one parameter where one rank holds both, as `v` has it."""
-    owners = [chunk for chunk in chunks if isinstance(chunk, GPTModel)]
-    owners = [chunk for chunk in owners if chunk.shared_embedding_or_output_weight() is not None]
-    for chunk in owners[1:]:
-        assert chunk.embedding is not None
-        chunk.embedding.word_embeddings.weight = owners[0].shared_embedding_or_output_weight()
+    shared: nn.Parameter | None = None
+    for chunk in chunks:
+        if not isinstance(chunk, GPTModel):
+            continue
+        weight = chunk.shared_embedding_or_output_weight()
+        if shared is None:
+            shared = weight
+        elif weight is not None:
+            assert chunk.embedding is not None
+            chunk.embedding.word_embeddings.weight = shared

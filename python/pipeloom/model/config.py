@@ -166,7 +166,7 @@ class TransformerConfig:
 
     @property
     def pipeline_dtype(self) -> torch.dtype:
-        """dtype of the hidden states that cross stage boundaries."""
+        """The dtype of the hidden states that cross stage boundaries."""
         dtype: torch.dtype = getattr(torch, self.params_dtype)
         return dtype
 

@@ -99,7 +99,8 @@ class GPTModel(nn.Module):
         """The weight that first and last stage share if tied; None where there is none."""
         if self.config.untie_embeddings_and_output_weights or self.embedding is None:
             return None
-        weight: nn.Parameter = self.embedding.word_embeddings.weight
+        weight = self.embedding.word_embeddings.weight
+        assert isinstance(weight, nn.Parameter)
         return weight
 
     def forward(
@@ -144,11 +145,12 @@ class GPTModel(nn.Module):
         return self.input_tensor
 
     def _output(self, hidden_states: Tensor, labels: Tensor | None) -> Tensor:
-        head = self.output_layer
-        if head is None:
+        if self.output_layer is not None:
+            weight = self.output_layer.weight
+        else:
             assert self.embedding is not None
-            head = self.embedding.word_embeddings
-        logits = F.linear(hidden_states, head.weight)  # [sequence, batch, vocab]
+            weight = self.embedding.word_embeddings.weight
+        logits = F.linear(hidden_states, weight)  # [sequence, batch, vocab]
         if labels is None:
             return logits.transpose(0, 1)
         sequence, batch, vocab = logits.shape

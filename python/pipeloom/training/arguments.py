@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import typing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import pipeloom
 from pipeloom import ConfigError
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pipeloom import Layout
     from pipeloom.training.corpus import Corpus
 
+Placement = Literal["loop", "v", "wave", "bidirectional"]
 # A run that goes on from a checkpoint may change these: they do not change what it computes.
 FREE_TO_CHANGE = frozenset(
     {
@@ -193,9 +194,9 @@ class TrainingArguments:
         return next(row for row in pipeloom.schedules() if row.name == self.schedule)
 
     @property
-    def placement(self) -> str:
-        """Placement of the schedule's stages: `"loop"` or `"v"`."""
-        return self._schedule_row.placement
+    def placement(self) -> Placement:
+        """Placement of the schedule's stages, such as `"loop"` or `"v"`."""
+        return cast("Placement", self._schedule_row.placement)
 
     @property
     def layout(self) -> Layout:
@@ -259,8 +260,6 @@ _AT_LEAST_ZERO = (
 )
 
 
-
-
 @functools.cache
 def _types() -> dict[str, Any]:
     return typing.get_type_hints(TrainingArguments)
@@ -282,7 +281,9 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
         flag = spec.metadata.get("flag", "--" + spec.name.replace("_", "-"))
         kind = _types()[spec.name]
         settings: dict[str, Any] = {"dest": spec.name, "default": argparse.SUPPRESS}
-        default = "" if spec.default in (None, dataclasses.MISSING) else f" (default: {spec.default})"
+        default = (
+            "" if spec.default in (None, dataclasses.MISSING) else f" (default: {spec.default})"
+        )
         settings["help"] = (spec.metadata["help"] + default).replace("%", "%%")
         if kind is bool:
             settings |= {"action": "store_true", "help": spec.metadata["help"]}
@@ -291,7 +292,9 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
         elif spec.name == "data":
             settings |= {"nargs": "+", "metavar": "PATH"}
         else:
-            plain = next(part for part in (int, float, str) if part in (kind, *typing.get_args(kind)))
+            plain = next(
+                part for part in (int, float, str) if part in (kind, *typing.get_args(kind))
+            )
             settings |= {"type": plain, "metavar": plain.__name__.upper()}
         parser.add_argument(flag, **settings)
 

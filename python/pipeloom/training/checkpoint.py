@@ -14,7 +14,6 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,12 +21,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 
 from pipeloom.training.errors import CheckpointError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
     from torch.distributed.checkpoint.metadata import Metadata
 
 FORMAT_VERSION = 1
@@ -112,11 +115,11 @@ class Processes:
         if self.index == 0:
             try:
                 result = (action(), None)
-            except Exception as error:  # noqa: BLE001 - raised below, everywhere
-                result = (None, error)
-        value, error = self.gather(result)[0]
-        if error is not None:
-            raise error
+            except Exception as error:
+                result = (None, error)  # raised below, everywhere
+        value, fault = self.gather(result)[0]
+        if fault is not None:
+            raise fault
         return value
 
 
@@ -168,9 +171,9 @@ def save_checkpoint(
         tensors, _ = checkpoint_tensors(chunks, optimizer)
         tensors[_random_key(processes.index)] = torch.get_rng_state()
         with _no_warning_of_one_process():
-            dcp.save(
+            state_dict_saver.save(
                 tensors,
-                storage_writer=dcp.FileSystemWriter(partial, single_file_per_rank=True),
+                storage_writer=FileSystemWriter(partial, single_file_per_rank=True),
                 process_group=processes.group,
                 no_dist=processes.group is None,
             )
@@ -243,10 +246,11 @@ def read_metadata(path: Path) -> Metadata:
         CheckpointError: They cannot be read.
     """
     try:
-        return dcp.FileSystemReader(path).read_metadata()
+        return FileSystemReader(path).read_metadata()
     except Exception as error:
         raise CheckpointError(
-            f"{path} is incomplete: its .metadata cannot be read ({error})", "use another checkpoint"
+            f"{path} is incomplete: its .metadata cannot be read ({error})",
+            "use another checkpoint",
         ) from error
 
 
@@ -332,15 +336,17 @@ def load_checkpoint(
         wanted[random_key] = torch.get_rng_state()
     try:
         with _no_warning_of_one_process():
-            dcp.load(
+            state_dict_loader.load(
                 wanted,
-                storage_reader=dcp.FileSystemReader(path),
+                storage_reader=FileSystemReader(path),
                 process_group=processes.group,
                 no_dist=processes.group is None,
             )
-    except Exception as error:
+    except CheckpointException as error:  # which is no Exception, and holds each process's
+        reasons = [f"{type(cause).__name__}: {cause}" for cause, _ in error.failures.values()]
         raise CheckpointError(
-            f"{path} cannot be read: {error}", "a file of it is missing or damaged; use another"
+            f"{path} cannot be read: {'; '.join(reasons)}",
+            "a file of it is missing or damaged; use another checkpoint",
         ) from error
     with torch.no_grad():
         for key, copy in copies:

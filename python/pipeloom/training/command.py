@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
 import sys
@@ -12,6 +11,8 @@ from pipeloom import ConfigError
 from pipeloom.training.arguments import arguments_from
 
 if TYPE_CHECKING:
+    import argparse
+
     from pipeloom.training.pretrain import TrainingResult
 
 INTERRUPTED = 130

@@ -6,14 +6,18 @@ import hashlib
 import os
 import struct
 import sysconfig
-from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pipeloom.training.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from numpy.typing import NDArray
 
 END_OF_DOCUMENT = 256
 BYTE_VOCAB_SIZE = 257
@@ -190,7 +194,9 @@ def _load_indexed(path: Path) -> Corpus:
     index, data = path.with_suffix(".idx"), path.with_suffix(".bin")
     for part in (index, data):
         if not part.is_file():
-            raise DataError(f"--data {path}: {part} is missing", "both files of the pair are needed")
+            raise DataError(
+                f"--data {path}: {part} is missing", "both files of the pair are needed"
+            )
     header = _read(index)
     fixed = len(_INDEX_MAGIC) + struct.calcsize("<QBQQ")
     if not header.startswith(_INDEX_MAGIC) or len(header) < fixed:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from pipeloom.training.corpus import load_corpus
 from pipeloom.training.errors import DataError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
     from pipeloom.training.arguments import TrainingArguments
 
 
@@ -24,8 +26,8 @@ class Microbatch(NamedTuple):
 
     step: int
     """The optimizer step."""
-    index: int
-    """Its number in the step."""
+    number: int
+    """Its place in the step."""
     tokens: Tensor
     """Ids, `[micro_batch_size, seq_length]`."""
     labels: Tensor
@@ -124,4 +126,3 @@ def train_valid_test_datasets_provider(
             "give more text with --data, or a shorter --seq-length",
         ) from error
     return train, valid, None
-

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, Self, TextIO
+from typing import TYPE_CHECKING, Any, Self, TextIO
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 LOSS_FILE = "loss.jsonl"
 
@@ -131,9 +133,7 @@ class RunLog:
             return
         self._store(record)
         if self._bar is not None and record.loss is not None:
-            self._bar.update(
-                self._task, description=record.text(self.steps), completed=record.step
-            )
+            self._bar.update(self._task, description=record.text(self.steps), completed=record.step)
             return
         due = record.step % self.log_interval == 0
         edge = record.step in (self.first_step + 1, self.steps)

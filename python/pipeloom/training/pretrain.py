@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +22,8 @@ from pipeloom.training.session import Session, open_session
 from pipeloom.training.setup import all_chunks, parameters_of, setup_model_and_optimizer
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pipeloom.model import GPTModel
     from pipeloom.training.arguments import TrainingArguments
 
@@ -84,7 +85,7 @@ def forward_step(
     output = model_chunk(
         batch.tokens,
         batch.labels,
-        dropout_key=(batch.step, batch.index),
+        dropout_key=(batch.step, batch.number),
         checkpoint_activations=bool(checkpoint_activations_microbatch),
     )
     return output, loss_func

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,8 @@ from pipeloom import ConfigError
 from pipeloom.training.checkpoint import Processes
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pipeloom.training.arguments import TrainingArguments
 
 

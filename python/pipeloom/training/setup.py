@@ -31,7 +31,8 @@ class OptimizerParamScheduler:
     Examples:
         >>> optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.0)
         >>> schedule = OptimizerParamScheduler(
-        ...     optimizer, lr=1.0, min_lr=0.0, warmup_steps=2, decay_steps=4)
+        ...     optimizer, lr=1.0, min_lr=0.0, warmup_steps=2, decay_steps=4
+        ... )
         >>> [round(schedule.rate(step), 3) for step in range(5)]
         [0.5, 1.0, 1.0, 0.5, 0.0]
     """

@@ -260,16 +260,17 @@ fn broken_transfers_are_refused() {
     );
 }
 
+#[track_caller]
+fn says(text: &str, part: &str) {
+    let error = saved::from_saved(text).expect_err(part);
+    assert_eq!(error.kind, ErrorKind::Parse);
+    assert!(error.to_string().contains(part), "{error}");
+}
+
 #[test]
 fn damaged_and_foreign_files_are_told_apart() {
     let text =
         saved::to_saved(&lower::lower(&plan("1f1b", 2, 1, 3), Style::Fifo, 1).expect("progresses"));
-    #[track_caller]
-    fn says(text: &str, part: &str) {
-        let error = saved::from_saved(text).expect_err(part);
-        assert_eq!(error.kind, ErrorKind::Parse);
-        assert!(error.to_string().contains(part), "{error}");
-    }
     says(
         &text.replace("pipeloom-plan 1", "pipeloom-plan 2"),
         "format 2",

@@ -20,6 +20,7 @@ from pipeloom._core import (
     SearchError,
     Violation,
     __version__,
+    p2p_order,
 )
 from pipeloom.dispatch import (
     forward_backward_no_pipelining,
@@ -46,6 +47,7 @@ __all__ = [
     "forward_backward_pipelining_with_interleaving",
     "forward_backward_pipelining_without_interleaving",
     "get_forward_backward_func",
+    "p2p_order",
     "plan",
     "schedules",
 ]

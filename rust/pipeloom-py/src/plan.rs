@@ -78,7 +78,7 @@ pub(crate) fn schedules_table(py: Python<'_>) -> PyResult<Vec<Bound<'_, PyDict>>
             row.set_item("source", family.source)?;
             row.set_item("constraints", family.constraints)?;
             let vp = match family.chunks {
-                schedules::Chunks::Any => None,
+                schedules::Chunks::Any | schedules::Chunks::Even => None,
                 schedules::Chunks::Exactly(own) => Some(own),
             };
             row.set_item("vp", vp)?;

@@ -1,14 +1,19 @@
 //! The schedules: the rules that make plans, one file a family, listed by name in [`FAMILIES`].
 
+mod building_block;
+mod compact;
 mod dualpipe;
 mod interleaved;
+mod list;
 mod one_chunk;
 mod sequence;
+mod unit;
 mod v;
 mod zero_bubble;
 
 use crate::error::{Error, Result};
 use crate::ids::Rank;
+use crate::op::Op;
 use crate::order::RankOrder;
 use crate::plan::Plan;
 use crate::shape::{Placement, Shape};
@@ -66,10 +71,22 @@ pub enum Chunks {
     Any,
     /// This number only.
     Exactly(u32),
+    /// Any even number; two if not given.
+    Even,
 }
 
 /// Computes a rank's closed-form order.
 pub type OrderRule = fn(&Shape, &Params, Rank) -> RankOrder;
+/// Computes all ranks' orders at once.
+pub type WholeRule = fn(&Shape, &Params) -> Result<Vec<Vec<Op>>>;
+/// How a family makes its orders.
+#[derive(Clone, Copy, Debug)]
+pub enum Rule {
+    /// Each rank by itself, in a few phases: the plan is lazy.
+    Closed(OrderRule),
+    /// All ranks together, since their ops wait for each other: the plan holds its ops.
+    Whole(WholeRule),
+}
 /// Computes a rank's warm-up.
 pub type WarmupRule = fn(&Shape, &Params, Rank) -> u32;
 
@@ -93,7 +110,7 @@ pub struct Family {
     /// Refuses what the rule can't do and fills in what was not given.
     pub validate: fn(&Shape, &Request, &mut Params) -> Result<()>,
     /// The rule.
-    pub order: OrderRule,
+    pub rule: Rule,
     /// Warm-up by formula, where the family has one.
     pub warmup: Option<WarmupRule>,
 }
@@ -109,9 +126,15 @@ pub static FAMILIES: &[&Family] = &[
     &zero_bubble::ZB_H1,
     &zero_bubble::ZB_H2,
     &zero_bubble::INTERLEAVED_ZB,
+    &zero_bubble::GROUP_INTERLEAVED,
     &v::ZB_V,
+    &building_block::V_HALF,
+    &building_block::V_MIN,
+    &building_block::V_1F1B,
     &dualpipe::DUALPIPE_V,
     &dualpipe::DUALPIPE,
+    &unit::CHIMERA,
+    &unit::HANAYO,
     &sequence::SEQ_1F1B,
     &interleaved::FORWARD_ONLY,
 ];
@@ -196,6 +219,31 @@ pub fn family(name: &str) -> Result<&'static Family> {
         })
 }
 
+/// The number of chunks a rank, given or the family's own.
+fn chunks(family: &Family, given: Option<u32>) -> Result<u32> {
+    let (own, fits) = match family.chunks {
+        Chunks::Any => (1, true),
+        Chunks::Exactly(own) => (own, given.is_none_or(|vp| vp == own)),
+        Chunks::Even => (2, given.is_none_or(|vp| vp.is_multiple_of(2))),
+    };
+    let vp = given.unwrap_or(own);
+    if fits {
+        return Ok(vp);
+    }
+    let needs = match family.chunks {
+        Chunks::Any | Chunks::Exactly(_) => format!("vp={own}"),
+        Chunks::Even => "an even vp".to_owned(),
+    };
+    let (name, even) = (family.name, vp + vp % 2);
+    Err(Error::config(
+        format!("{name} needs {needs}, but got vp={vp}"),
+        match family.chunks {
+            Chunks::Any | Chunks::Exactly(_) => format!("leave vp out or give vp={own}"),
+            Chunks::Even => format!("give vp={even}, or leave it out (then it is {own})"),
+        },
+    ))
+}
+
 /// Plans a step.
 ///
 /// # Errors
@@ -228,20 +276,7 @@ pub fn plan(request: &Request) -> Result<Plan> {
             ),
         ));
     }
-    let vp = match (family.chunks, request.vp) {
-        (Chunks::Any, given) => given.unwrap_or(1),
-        (Chunks::Exactly(own), given) if given.is_none_or(|vp| vp == own) => own,
-        (Chunks::Exactly(own), given) => {
-            return Err(Error::config(
-                format!(
-                    "{} needs vp={own}, but got vp={}",
-                    family.name,
-                    given.unwrap_or(0)
-                ),
-                format!("leave vp out or give vp={own}"),
-            ));
-        }
-    };
+    let vp = chunks(family, request.vp)?;
     let placement = request
         .placement
         .clone()
@@ -276,5 +311,11 @@ pub fn plan(request: &Request) -> Result<Plan> {
         kept_activations: request.partial_checkpoints,
     };
     (family.validate)(&shape, request, &mut params)?;
-    Ok(Plan::closed(family, shape, params))
+    match family.rule {
+        Rule::Closed(_) => Ok(Plan::closed(family, shape, params)),
+        Rule::Whole(orders) => {
+            let orders = orders(&shape, &params)?;
+            Ok(Plan::whole(family, shape, params, orders))
+        }
+    }
 }

@@ -1,8 +1,8 @@
 //! Schedules on the V placement that repeat a building block: V-Half, V-Min, V-1F1B.
 //!
 //! A block says in which cell of a unit grid each rank runs the ops of microbatch 0; microbatch
-//! `u` runs the same ops [`PERIOD`] cells per microbatch later, where two ops of a rank never meet. How long a
-//! block's activations live decides the peak memory. Repeated as it stands, a block leaves holes
+//! `u` runs the same ops `u` periods later. The cells are such that two ops of a rank never meet,
+//! and how long a block's activations live decides the peak memory. Repeated as it stands, a block leaves holes
 //! in the warm-up and the cool-down; [`compact`] pulls ops into them without raising the peak.
 
 use super::compact::compact;
@@ -82,24 +82,6 @@ impl Stream {
     pub(super) fn microbatch_at(self, cell: u32) -> Option<u32> {
         let since = cell.checked_sub(self.cell)?;
         since.is_multiple_of(PERIOD).then_some(since / PERIOD)
-    }
-
-    pub(super) fn kind(self) -> OpKind {
-        self.first.kind
-    }
-
-    /// What the op adds to the rank's activations, in chunks of a microbatch.
-    pub(super) fn memory(self) -> i32 {
-        memory(self.first.kind)
-    }
-}
-
-/// What an op adds to a rank's activations, in chunks of a microbatch.
-pub(super) fn memory(kind: OpKind) -> i32 {
-    match kind {
-        OpKind::Forward => 1,
-        OpKind::Backward | OpKind::BackwardWeight => -1,
-        _ => 0,
     }
 }
 
@@ -202,14 +184,16 @@ impl<'a> Block<'a> {
     pub(super) fn peak(&self) -> i32 {
         let rank_peak = |streams: &[Stream]| {
             let longest = streams.iter().map(|stream| stream.cell).max().unwrap_or(0);
-            let forwards = streams.iter().filter(|s| s.kind() == OpKind::Forward);
+            let forwards = streams.iter().filter(|s| s.first.kind == OpKind::Forward);
             let level = |forward: &Stream| {
                 // Late enough for every stream to have begun.
                 let now = forward.cell(longest / PERIOD + 1);
-                let begun = |stream: &Stream| match stream.memory() {
-                    0 => 0,
-                    1 => ((now - stream.cell) / PERIOD + 1).cast_signed(),
-                    _ => -((now - 1 - stream.cell) / PERIOD + 1).cast_signed(),
+                let begun = |stream: &Stream| match stream.first.kind {
+                    OpKind::Forward => ((now - stream.cell) / PERIOD + 1).cast_signed(),
+                    OpKind::Backward | OpKind::BackwardWeight => {
+                        -((now - 1 - stream.cell) / PERIOD + 1).cast_signed()
+                    }
+                    _ => 0,
                 };
                 streams.iter().map(begun).sum::<i32>()
             };

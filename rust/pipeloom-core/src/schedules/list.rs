@@ -1,33 +1,48 @@
-//! Scheduling in time steps: each rank that is free takes the op that a rule picks among those
-//! that can start. A forward, and either half of a backward, takes one step; a full backward two.
+//! List scheduling: what ops wait for, and a scheduler in time steps in which each rank that is
+//! free takes the op that a rule picks among those that can start.
 
 use crate::ids::{Rank, Stage, Unit};
 use crate::op::{Op, OpKind};
 use crate::shape::Shape;
 
-/// An op's length in steps.
+/// An op's length in steps: a forward, and either half of a backward, takes one; a full backward
+/// two.
 pub(super) fn duration(kind: OpKind) -> u32 {
     if kind == OpKind::Backward { 2 } else { 1 }
 }
 
-/// When forwards and input gradients end, as far as they have been scheduled.
+/// The way in which time runs while ops are scheduled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Time {
+    /// From the first forward on.
+    Forward,
+    /// From the last weight gradient back: an op waits for those that need it.
+    Backward,
+}
+
+/// When ops end, as far as they have been scheduled.
 #[derive(Clone, Debug)]
 pub(super) struct Ends<'a> {
     shape: &'a Shape,
+    time: Time,
     forward: Vec<u32>,
+    /// Of input gradients.
     backward: Vec<u32>,
+    weight: Vec<u32>,
 }
 
 const UNSCHEDULED: u32 = u32::MAX;
 
 impl<'a> Ends<'a> {
     /// Nothing is scheduled yet.
-    pub(super) fn new(shape: &'a Shape) -> Self {
-        let cells = shape.num_stages() as usize * shape.num_units() as usize;
+    pub(super) fn new(shape: &'a Shape, time: Time) -> Self {
+        let nothing = vec![UNSCHEDULED; shape.num_stages() as usize * shape.num_units() as usize];
         Self {
             shape,
-            forward: vec![UNSCHEDULED; cells],
-            backward: vec![UNSCHEDULED; cells],
+            time,
+            forward: nothing.clone(),
+            backward: nothing.clone(),
+            weight: nothing,
         }
     }
 
@@ -35,19 +50,21 @@ impl<'a> Ends<'a> {
         stage.index() * self.shape.num_units() as usize + unit.index()
     }
 
-    /// The step from which an op can run; none while something it needs is not scheduled.
+    /// The step from which an op can run; none while something it waits for is not scheduled.
     pub(super) fn ready(&self, op: Op) -> Option<u32> {
         let own = self.cell(op.stage, op.unit);
-        let ready = match op.kind {
-            OpKind::Forward => match self.shape.previous(op.stage) {
-                None => 0,
-                Some(previous) => self.forward[self.cell(previous, op.unit)],
-            },
-            OpKind::BackwardWeight => self.backward[own],
-            _ => match self.shape.next(op.stage) {
-                None => self.forward[own],
-                Some(next) => self.forward[own].max(self.backward[self.cell(next, op.unit)]),
-            },
+        let at = |ends: &[u32], neighbour: Option<Stage>| {
+            neighbour.map_or(0, |stage| ends[self.cell(stage, op.unit)])
+        };
+        let (previous, next) = (self.shape.previous(op.stage), self.shape.next(op.stage));
+        let ready = match (self.time, op.kind) {
+            (Time::Forward, OpKind::Forward) => at(&self.forward, previous),
+            (Time::Forward, OpKind::BackwardWeight) => self.backward[own],
+            (Time::Forward, _) => self.forward[own].max(at(&self.backward, next)),
+            (Time::Backward, OpKind::Forward) => self.backward[own].max(at(&self.forward, next)),
+            (Time::Backward, OpKind::BackwardWeight) => 0,
+            (Time::Backward, OpKind::Backward) => at(&self.backward, previous),
+            (Time::Backward, _) => self.weight[own].max(at(&self.backward, previous)),
         };
         (ready != UNSCHEDULED).then_some(ready)
     }
@@ -57,32 +74,25 @@ impl<'a> Ends<'a> {
         let own = self.cell(op.stage, op.unit);
         match op.kind {
             OpKind::Forward => self.forward[own] = end,
-            OpKind::Backward | OpKind::BackwardInput => self.backward[own] = end,
-            _ => {}
+            OpKind::BackwardWeight => self.weight[own] = end,
+            _ => self.backward[own] = end,
         }
     }
 }
 
-/// Each rank's order, and the step in which the last op ends.
-#[derive(Clone, Debug)]
-pub(super) struct Timetable {
-    pub(super) orders: Vec<Vec<Op>>,
-    pub(super) makespan: u32,
-}
-
-/// Runs time forward until `num_ops` ops are scheduled; `pick` chooses a free rank's next op
-/// among those that are [ready](Ends::ready) by now. None if all ranks come to wait.
+/// Each rank's order of `num_ops` ops in all; `pick` chooses a free rank's next op among those
+/// that are [ready](Ends::ready) by now. None if all ranks come to wait.
 pub(super) fn schedule(
     shape: &Shape,
     num_ops: u64,
     mut pick: impl FnMut(Rank, u32, &Ends<'_>) -> Option<Op>,
-) -> Option<Timetable> {
-    let mut ends = Ends::new(shape);
+) -> Option<Vec<Vec<Op>>> {
+    let mut ends = Ends::new(shape, Time::Forward);
     let mut free = vec![0; shape.pp() as usize];
     let mut orders: Vec<Vec<Op>> = vec![Vec::new(); shape.pp() as usize];
-    let (mut left, mut makespan, mut now) = (num_ops, 0, 0);
+    let (mut left, mut last_end, mut now) = (num_ops, 0, 0);
     while left > 0 {
-        if now > makespan {
+        if now > last_end {
             return None;
         }
         for rank in shape.ranks() {
@@ -92,7 +102,7 @@ pub(super) fn schedule(
             if let Some(op) = pick(rank, now, &ends) {
                 let end = now + duration(op.kind);
                 free[rank.index()] = end;
-                makespan = makespan.max(end);
+                last_end = last_end.max(end);
                 ends.set(op, end);
                 orders[rank.index()].push(op);
                 left -= 1;
@@ -100,5 +110,5 @@ pub(super) fn schedule(
         }
         now += 1;
     }
-    Some(Timetable { orders, makespan })
+    Some(orders)
 }

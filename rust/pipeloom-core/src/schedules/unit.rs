@@ -1,7 +1,7 @@
 //! Schedules made of units of `pp` microbatches, one after the other: Chimera, Hanayo. Within a
 //! unit, a rank that is free runs a backward if it can, else the forward nearest to the loss.
 
-use super::list::{self, Timetable};
+use super::list;
 use super::one_chunk::accept;
 use super::{Argument, Chunks, Family, Rule};
 use crate::error::{Error, Result};
@@ -63,14 +63,14 @@ fn in_units(shape: &Shape) -> Result<Vec<Vec<Op>>> {
         }
         let placement = shape.placement().clone();
         let unit = Shape::new(pp, shape.vp(), microbatches, 1, placement)?;
-        let Some(timetable) = backward_first(&unit) else {
+        let Some(ops) = backward_first(&unit) else {
             return Err(Error::config(
                 format!("a unit of {microbatches} microbatches makes no progress"),
                 "please report this shape",
             ));
         };
         for _ in 0..times {
-            append(&mut orders, shape, &timetable.orders, &unit, first);
+            append(&mut orders, shape, &ops, &unit, first);
             first += microbatches / shape.num_replicas();
         }
     }
@@ -89,7 +89,7 @@ fn append(orders: &mut [Vec<Op>], shape: &Shape, ops: &[Vec<Op>], unit: &Shape, 
 }
 
 /// The list schedule: backward first, then the deepest forward.
-fn backward_first(shape: &Shape) -> Option<Timetable> {
+fn backward_first(shape: &Shape) -> Option<Vec<Vec<Op>>> {
     // The next unit of each rank's chunks, forward and backward: microbatches keep their order.
     let chunks = shape.chunks_per_rank() as usize;
     let mut next = vec![[0u32; 2]; shape.pp() as usize * chunks];

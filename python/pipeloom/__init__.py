@@ -21,7 +21,7 @@ from pipeloom._core import (
     Violation,
     __version__,
 )
-from pipeloom.planning import OpKind, Schedule, plan, schedules
+from pipeloom.planning import OpKind, Schedule, legal_num_microbatches, plan, schedules
 
 __all__ = [
     "CheckError",
@@ -36,6 +36,7 @@ __all__ = [
     "SearchError",
     "Violation",
     "__version__",
+    "legal_num_microbatches",
     "plan",
     "schedules",
 ]

@@ -249,6 +249,40 @@ fn chunks(family: &Family, given: Option<u32>) -> Result<u32> {
 /// # Errors
 /// If an argument is out of range, unknown to the family, or contradicts another.
 pub fn plan(request: &Request) -> Result<Plan> {
+    let (family, shape, params) = admit(request)?;
+    match family.rule {
+        Rule::Closed(_) => Ok(Plan::closed(family, shape, params)),
+        Rule::Whole(orders) => {
+            let orders = orders(&shape, &params)?;
+            Ok(Plan::whole(family, shape, params, orders))
+        }
+    }
+}
+
+/// The smallest number of microbatches, from the request's own on, that [`plan`] accepts.
+///
+/// # Errors
+/// If no number is accepted: the error that the request itself meets.
+pub fn legal_num_microbatches(request: &Request) -> Result<u32> {
+    let Err(refusal) = admit(request) else {
+        return Ok(request.num_microbatches);
+    };
+    // Constraints repeat with the ranks, the two directions or the group size.
+    let group = request.microbatch_group_size.unwrap_or(0);
+    let least = request.num_microbatches.max(group);
+    let most = least.saturating_add(request.pp.max(group).saturating_mul(2));
+    let accepts = |&m: &u32| {
+        admit(&Request {
+            num_microbatches: m,
+            ..request.clone()
+        })
+        .is_ok()
+    };
+    (least..=most).find(accepts).ok_or(refusal)
+}
+
+/// The family of a request, and its shape and parameters, if the family takes them.
+fn admit(request: &Request) -> Result<(&'static Family, Shape, Params)> {
     let family = family(&request.schedule)?;
     if let Some(unused) = request
         .given()
@@ -311,11 +345,5 @@ pub fn plan(request: &Request) -> Result<Plan> {
         kept_activations: request.partial_checkpoints,
     };
     (family.validate)(&shape, request, &mut params)?;
-    match family.rule {
-        Rule::Closed(_) => Ok(Plan::closed(family, shape, params)),
-        Rule::Whole(orders) => {
-            let orders = orders(&shape, &params)?;
-            Ok(Plan::whole(family, shape, params, orders))
-        }
-    }
+    Ok((family, shape, params))
 }

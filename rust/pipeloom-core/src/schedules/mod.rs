@@ -219,31 +219,6 @@ pub fn family(name: &str) -> Result<&'static Family> {
         })
 }
 
-/// The number of chunks a rank, given or the family's own.
-fn chunks(family: &Family, given: Option<u32>) -> Result<u32> {
-    let (own, fits) = match family.chunks {
-        Chunks::Any => (1, true),
-        Chunks::Exactly(own) => (own, given.is_none_or(|vp| vp == own)),
-        Chunks::Even => (2, given.is_none_or(|vp| vp.is_multiple_of(2))),
-    };
-    let vp = given.unwrap_or(own);
-    if fits {
-        return Ok(vp);
-    }
-    let needs = match family.chunks {
-        Chunks::Any | Chunks::Exactly(_) => format!("vp={own}"),
-        Chunks::Even => "an even vp".to_owned(),
-    };
-    let (name, even) = (family.name, vp + vp % 2);
-    Err(Error::config(
-        format!("{name} needs {needs}, but got vp={vp}"),
-        match family.chunks {
-            Chunks::Any | Chunks::Exactly(_) => format!("leave vp out or give vp={own}"),
-            Chunks::Even => format!("give vp={even}, or leave it out (then it is {own})"),
-        },
-    ))
-}
-
 /// Plans a step.
 ///
 /// # Errors
@@ -284,38 +259,15 @@ pub fn legal_num_microbatches(request: &Request) -> Result<u32> {
 /// The family of a request, and its shape and parameters, if the family takes them.
 fn admit(request: &Request) -> Result<(&'static Family, Shape, Params)> {
     let family = family(&request.schedule)?;
-    if let Some(unused) = request
-        .given()
-        .find(|given| !family.arguments.contains(given))
-    {
-        let used: Vec<&str> = family
-            .arguments
-            .iter()
-            .map(|argument| argument.name())
-            .collect();
-        let used = if used.is_empty() {
-            "none".to_owned()
-        } else {
-            used.join(", ")
-        };
-        return Err(Error::config(
-            format!(
-                "{} does not use the argument {}",
-                family.name,
-                unused.name()
-            ),
-            format!(
-                "leave it out; optional arguments of {}: {used}",
-                family.name
-            ),
-        ));
-    }
+    refuse_unused(family, request)?;
     let vp = chunks(family, request.vp)?;
     let placement = request
         .placement
         .clone()
         .unwrap_or_else(|| family.placement.clone());
-    if placement != family.placement && vp > 1 {
+    // With one chunk, a loop and a V are the same.
+    let replicated = [&placement, &family.placement].contains(&&Placement::Bidirectional);
+    if placement != family.placement && (vp > 1 || replicated) {
         return Err(Error::config(
             format!(
                 "{} has placement {}, but got {placement}",
@@ -346,4 +298,51 @@ fn admit(request: &Request) -> Result<(&'static Family, Shape, Params)> {
     };
     (family.validate)(&shape, request, &mut params)?;
     Ok((family, shape, params))
+}
+
+fn refuse_unused(family: &Family, request: &Request) -> Result<()> {
+    let used = |given: &Argument| family.arguments.contains(given);
+    let Some(unused) = request.given().find(|given| !used(given)) else {
+        return Ok(());
+    };
+    let names: Vec<&str> = family.arguments.iter().map(|a| a.name()).collect();
+    let names = if names.is_empty() {
+        "none".to_owned()
+    } else {
+        names.join(", ")
+    };
+    Err(Error::config(
+        format!(
+            "{} does not use the argument {}",
+            family.name,
+            unused.name()
+        ),
+        format!(
+            "leave it out; optional arguments of {}: {names}",
+            family.name
+        ),
+    ))
+}
+
+/// The number of chunks a rank, given or the family's own.
+fn chunks(family: &Family, given: Option<u32>) -> Result<u32> {
+    let name = family.name;
+    match (family.chunks, given) {
+        (Chunks::Any, given) => Ok(given.unwrap_or(1)),
+        (Chunks::Exactly(own), None) => Ok(own),
+        (Chunks::Exactly(own), Some(vp)) if vp == own => Ok(own),
+        (Chunks::Exactly(own), Some(vp)) => Err(Error::config(
+            format!("{name} needs vp={own}, but got vp={vp}"),
+            format!("leave vp out or give vp={own}"),
+        )),
+        (Chunks::Even, None) => Ok(2),
+        (Chunks::Even, Some(vp)) if vp.is_multiple_of(2) => Ok(vp),
+        (Chunks::Even, Some(vp)) => Err(Error::config(
+            format!("{name} needs an even vp, but got vp={vp}"),
+            format!(
+                "give vp={}, or leave it out (then it is 2)",
+                vp.saturating_add(1)
+            ),
+        )),
+    }
 }

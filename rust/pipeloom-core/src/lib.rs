@@ -10,6 +10,9 @@
 //! | the rules that make plans | [`schedules`] |
 //! | what transfers may do to the program | [`semantics`] |
 //! | which forwards are run again | [`recompute`] |
+//! | what ops cost | [`cost`] |
+//! | which rules a plan breaks | [`check`] |
+//! | when each op runs, and its memory | [`simulate`] |
 //! | what is wrong with bad input | [`error`] |
 //!
 //! No Python, no IO, no clock, no randomness: the same input gives the same plan everywhere.
@@ -24,6 +27,8 @@
 //! ```
 
 pub mod check;
+pub mod cost;
+pub(crate) mod engine;
 pub mod error;
 pub mod ids;
 pub mod op;
@@ -33,3 +38,4 @@ pub mod recompute;
 pub mod schedules;
 pub mod semantics;
 pub mod shape;
+pub mod simulate;

@@ -7,13 +7,13 @@ use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::ids::{Rank, Stage, Unit};
+use crate::ids::{Chunk, Rank, Stage, Unit};
 use crate::op::{Flags, Op, OpKind};
-use crate::order::RankOrder;
+use crate::order::{RankOrder, Sequence, Table};
 use crate::recompute::Mask;
 use crate::schedules::{Family, Params};
 use crate::semantics::{Semantics, Style};
-use crate::shape::Shape;
+use crate::shape::{Placement, Shape};
 
 /// Group of an op that belongs to no group of transfers.
 pub const NO_GROUP: u32 = u32::MAX;
@@ -287,6 +287,153 @@ impl Plan {
             ops,
             groups: Vec::new(),
         }
+    }
+
+    /// The ops of a rank as PyTorch's action text, an overlapped pair as one action.
+    pub fn actions(&self, rank: Rank) -> Vec<String> {
+        let ops = self.rank_ops(rank).ops;
+        let mut actions = Vec::with_capacity(ops.len());
+        let mut rest = ops.as_slice();
+        while let Some((&op, tail)) = rest.split_first() {
+            rest = tail;
+            match tail.split_first() {
+                Some((second, tail)) if op.flags.has(Flags::PAIR_FIRST) => {
+                    actions.push(format!("({op};{second})OVERLAP_F_B"));
+                    rest = tail;
+                }
+                _ => actions.push(op.to_string()),
+            }
+        }
+        actions
+    }
+
+    /// Number of actions of a rank: ops, an overlapped pair counted once.
+    pub fn num_actions(&self, rank: Rank) -> u64 {
+        match self.held_ops(rank) {
+            Some(held) => held
+                .ops
+                .iter()
+                .filter(|op| !op.flags.has(Flags::PAIR_SECOND))
+                .count() as u64,
+            None => self
+                .closed_form(rank)
+                .map_or(0, |order| order.num_actions()),
+        }
+    }
+
+    /// The text of a rank's action `i`: entry `i` of [`Plan::actions`], in O(1) for closed-form
+    /// families.
+    ///
+    /// # Errors
+    /// If the rank or `i` is out of range.
+    pub fn action(&self, rank: Rank, i: u64) -> Result<String> {
+        self.require_rank(rank)?;
+        let position = match self.held_ops(rank) {
+            Some(held) => (0u64..)
+                .zip(&held.ops)
+                .filter(|(_, op)| !op.flags.has(Flags::PAIR_SECOND))
+                .nth(usize::try_from(i).unwrap_or(usize::MAX))
+                .map(|(position, _)| position),
+            None => self
+                .closed_form(rank)
+                .and_then(|order| order.position_of_action(i)),
+        };
+        let Some(position) = position else {
+            let len = self.num_actions(rank);
+            return Err(Error::config(
+                format!("i={i} is out of range: rank {rank} has {len} actions"),
+                format!("actions of rank {rank} are 0..{len}"),
+            ));
+        };
+        let op = self.op(rank, position)?;
+        if op.flags.has(Flags::PAIR_FIRST) {
+            let second = self.op(rank, position + 1)?;
+            return Ok(format!("({op};{second})OVERLAP_F_B"));
+        }
+        Ok(op.to_string())
+    }
+
+    /// Which action of a rank an op belongs to: its index in [`Plan::actions`].
+    ///
+    /// # Errors
+    /// If the rank is out of range or does not run the op.
+    pub fn action_of(&self, rank: Rank, op: Op) -> Result<u64> {
+        let position = self.position(rank, op)?;
+        if let Some(held) = self.held_ops(rank) {
+            let upto = usize::try_from(position).map_or(held.ops.len(), |at| at + 1);
+            let second = |op: &&Op| op.flags.has(Flags::PAIR_SECOND);
+            Ok(position - held.ops[..upto].iter().filter(second).count() as u64)
+        } else {
+            let order = self.closed_form(rank);
+            Ok(order
+                .and_then(|order| order.action_of_position(position))
+                .unwrap_or(position))
+        }
+    }
+
+    /// The group size N of table families with several chunks.
+    pub fn group_size(&self) -> Option<u32> {
+        (self.params.group > 0).then_some(self.params.group)
+    }
+
+    /// Chunk and unit of virtual microbatch `k` of the schedule table.
+    ///
+    /// # Errors
+    /// If the family has no table or `k` is not below `m * vp`.
+    pub fn virtual_microbatch(&self, k: u32, forward: bool) -> Result<(Chunk, Unit)> {
+        let Some(group) = self.group_size() else {
+            return Err(Error::config(
+                format!("{} has no schedule table", self.schedule),
+                "chunk_id and microbatch_id are for table families such as \"interleaved_1f1b\"",
+            ));
+        };
+        let table = Table::forward(self.shape.num_units(), self.shape.vp(), group);
+        let sequence = Sequence::Table(if forward { table } else { table.mirror() });
+        if k >= sequence.len() {
+            return Err(Error::config(
+                format!(
+                    "k={k} is out of range: the table has {} entries",
+                    sequence.len()
+                ),
+                format!("give 0..{} (num_microbatches times vp)", sequence.len()),
+            ));
+        }
+        let cursor = sequence.at(k);
+        Ok((cursor.chunk, cursor.unit))
+    }
+
+    /// The recompute flag of each forward step of a rank, if recompute was asked for.
+    pub fn recompute_mask(&self, rank: Rank) -> Option<Vec<bool>> {
+        let mask = self.mask(rank)?;
+        let steps = self.shape.num_units() * self.shape.chunks_per_rank();
+        Some((0..steps).map(|k| mask.recomputes(k)).collect())
+    }
+
+    /// One line: what the plan is.
+    pub fn describe(&self) -> String {
+        let shape = &self.shape;
+        let mut parts = vec![
+            format!("{:?}", &*self.schedule),
+            format!("pp={}", shape.pp()),
+            format!("vp={}", shape.vp()),
+            format!("num_microbatches={}", shape.num_microbatches()),
+        ];
+        if let Some(group) = self.group_size() {
+            parts.push(format!("microbatch_group_size={group}"));
+        }
+        if shape.num_seq_pieces() > 1 {
+            parts.push(format!("num_seq_pieces={}", shape.num_seq_pieces()));
+        }
+        if *shape.placement() != Placement::Loop {
+            parts.push(format!("placement={:?}", shape.placement().name()));
+        }
+        if self.params.forward_only {
+            parts.push("forward_only=True".to_owned());
+        }
+        if let Some(style) = self.style {
+            parts.push(format!("style={:?}", style.name()));
+        }
+        format!("Plan({})", parts.join(", "))
     }
 
     /// This plan with its ops held, for passes that read all of them.

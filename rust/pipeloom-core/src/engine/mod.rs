@@ -14,7 +14,8 @@ use crate::cost::{StageTicks, Ticks};
 use crate::ids::Rank;
 use crate::op::{Flags, Op, OpKind};
 use crate::semantics::Semantics;
-pub(crate) use program::{Channel, NONE, Program, StageLinks};
+pub(crate) use program::{NONE, Program, StageLinks};
+pub(crate) use transfers::Posted;
 use transfers::{Lane, Stream};
 
 /// A message that nobody has made yet.
@@ -415,8 +416,17 @@ impl<const TIMED: bool> Engine<'_, TIMED> {
         self.ready(op).is_ok()
     }
 
-    /// Whether a rank has run its last op.
-    pub(crate) fn is_at_end(&self, rank: Rank) -> bool {
-        self.at[rank.index()] >= self.program.ranks[rank.index()].ops.len()
+    /// Whether a forward's input, or a backward's gradient, has arrived.
+    pub(crate) fn has_message(&self, op: Op) -> bool {
+        let slot = match op.kind {
+            OpKind::Forward => self.program.cell(op),
+            OpKind::Backward | OpKind::BackwardInput => self.program.cell(op) + self.done.len(),
+            OpKind::BackwardWeight
+            | OpKind::SendForward
+            | OpKind::RecvForward
+            | OpKind::SendBackward
+            | OpKind::RecvBackward => return true,
+        };
+        self.messages[slot] >= 0
     }
 }

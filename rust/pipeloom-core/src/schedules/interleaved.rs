@@ -2,10 +2,10 @@
 //! forward-only. All of them run the schedule table of [`Table`].
 
 use super::one_chunk::{capped, one_f_one_b_warmup, warm_steady_cool};
-use super::{Argument, Chunks, Family, Params, Request};
+use super::{Argument, Chunks, Family, Params};
 use crate::error::{Error, Result};
 use crate::ids::Rank;
-use crate::order::{RankOrder, Reversal, Sequence, Table};
+use crate::order::{Reversal, Sequence, Table};
 use crate::shape::{Placement, Shape};
 
 /// Interleaved 1F1B with groups of N microbatches.
@@ -116,7 +116,7 @@ fn interleaved_warmup(shape: &Shape, params: &Params, rank: Rank) -> u32 {
 
 /// The group size if none is given: the smallest that Megatron's rule allows, which has the
 /// smallest makespan in every configuration tried.
-fn default_group(pp: u32, units: u32) -> u32 {
+pub(super) fn default_group(pp: u32, units: u32) -> u32 {
     if units.is_multiple_of(pp) {
         return pp;
     }

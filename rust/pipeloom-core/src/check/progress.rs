@@ -33,13 +33,20 @@ struct Wait {
 
 type Stuck<'a> = Engine<'a, false>;
 
+/// What stopped a run.
+pub(super) struct Deadlock {
+    /// How many ranks wait for each other; 0: a rank waits for what nobody provides.
+    pub(super) num_ranks: usize,
+    pub(super) violation: Violation,
+}
+
 /// The deadlocks of a run that did not finish.
-pub(super) fn deadlocks(engine: &Stuck<'_>) -> Vec<Violation> {
+pub(super) fn deadlocks(engine: &Stuck<'_>) -> Vec<Deadlock> {
     let ranks = engine.program.ranks.len();
     let nodes = (0..ranks).map(Node::Program).chain((0..ranks).map(Node::Stream));
     // Which walk came to a node first; 0: none.
     let mut seen = vec![0; 2 * ranks];
-    let mut violations = Vec::new();
+    let mut deadlocks = Vec::new();
     let mut lost = None;
     for (walk, start) in (1..).zip(nodes) {
         let mut path: Vec<(Node, Wait)> = Vec::new();
@@ -48,7 +55,7 @@ pub(super) fn deadlocks(engine: &Stuck<'_>) -> Vec<Violation> {
             let mark = &mut seen[index(node, ranks)];
             if *mark == walk {
                 let from = path.iter().position(|(other, _)| *other == node).unwrap_or(0);
-                violations.push(cycle(engine.semantics, path.split_off(from)));
+                deadlocks.push(cycle(engine.semantics, path.split_off(from)));
             }
             if *mark != 0 {
                 break;
@@ -62,13 +69,16 @@ pub(super) fn deadlocks(engine: &Stuck<'_>) -> Vec<Violation> {
             lost = path.pop();
         }
     }
-    if violations.is_empty() {
-        violations.extend(lost.map(|(_, wait)| {
-            let semantics = engine.semantics;
-            violation(&wait, format!("stuck under {semantics}: {}", sentence(&wait)))
+    if deadlocks.is_empty() {
+        deadlocks.extend(lost.map(|(_, wait)| {
+            let message = format!("stuck under {}: {}", engine.semantics, sentence(&wait));
+            Deadlock {
+                num_ranks: 0,
+                violation: violation(&wait, message),
+            }
         }));
     }
-    violations
+    deadlocks
 }
 
 fn index(node: Node, ranks: usize) -> usize {
@@ -97,7 +107,7 @@ fn violation(wait: &Wait, message: String) -> Violation {
 }
 
 /// One cycle, told from its lowest rank on.
-fn cycle(semantics: Semantics, path: Vec<(Node, Wait)>) -> Violation {
+fn cycle(semantics: Semantics, path: Vec<(Node, Wait)>) -> Deadlock {
     let mut waits: Vec<Wait> = path.into_iter().map(|(_, wait)| wait).collect();
     let lowest = waits.iter().enumerate().min_by_key(|(_, wait)| wait.rank);
     let lowest = lowest.map_or(0, |(at, _)| at);
@@ -118,7 +128,10 @@ fn cycle(semantics: Semantics, path: Vec<(Node, Wait)>) -> Violation {
             let _ = write!(message, "\n  {}", sentence(wait));
         }
     }
-    violation(&waits[0], message)
+    Deadlock {
+        num_ranks: ranks.len(),
+        violation: violation(&waits[0], message),
+    }
 }
 
 /// What a node waits for, if it is stuck.
@@ -240,7 +253,7 @@ fn missing_input(engine: &Stuck<'_>, rank: usize, op: Op) -> (String, Option<Nod
             }, "its input half");
         }
     };
-    if engine.has_message(op) {
+    if !engine.has_own(op) {
         return behind(program, rank, engine.at[rank], |other| {
             other.stage == op.stage
                 && ((other.unit == op.unit && other.kind == OpKind::Forward)

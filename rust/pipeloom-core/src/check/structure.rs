@@ -19,7 +19,6 @@ const fn bit(kind: OpKind) -> u16 {
 
 const GRADIENT: u16 = bit(OpKind::Backward) | bit(OpKind::BackwardInput);
 const BACKWARDS: u16 = GRADIENT | bit(OpKind::BackwardWeight);
-const TRANSFERS: u16 = 0xF0;
 
 /// An op that stands before one that it needs, if that one comes at all.
 struct TooEarly {

@@ -7,11 +7,16 @@
 
 mod program;
 mod transfers;
+#[cfg(test)]
+pub(crate) mod naive;
+#[cfg(test)]
+pub(crate) mod samples;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BinaryHeap;
 
 use crate::cost::{StageTicks, Ticks};
-use crate::ids::Rank;
 use crate::op::{Flags, Op, OpKind};
 use crate::semantics::Semantics;
 pub(crate) use program::{NONE, Program, StageLinks};
@@ -244,33 +249,43 @@ impl<'a, const TIMED: bool> Engine<'a, TIMED> {
     #[inline]
     fn ready(&self, op: Op) -> Result<i64, usize> {
         let cell = self.program.cell(op);
+        let slot = match op.kind {
+            OpKind::Forward => cell,
+            OpKind::Backward | OpKind::BackwardInput => cell + self.done.len(),
+            OpKind::BackwardWeight
+            | OpKind::SendForward
+            | OpKind::RecvForward
+            | OpKind::SendBackward
+            | OpKind::RecvBackward => {
+                return if self.has_own_at(cell, op) { Ok(0) } else { Err(NO_SLOT) };
+            }
+        };
+        let ready = self.messages[slot];
+        if ready < 0 {
+            Err(slot)
+        } else if self.has_own_at(cell, op) {
+            Ok(ready)
+        } else {
+            Err(NO_SLOT)
+        }
+    }
+
+    /// Whether what an op needs of its own stage is done.
+    #[inline]
+    fn has_own_at(&self, cell: usize, op: Op) -> bool {
         let pieces = self.program.shape.num_seq_pieces();
-        let piece = |unit: u32| if pieces == 1 { 0 } else { unit % pieces };
-        let (slot, mine) = match op.kind {
-            OpKind::Forward => {
-                let first = piece(op.unit.0) == 0;
-                (cell, first || self.done[cell - 1] & FORWARD_DONE != 0)
-            }
+        let piece = if pieces == 1 { 0 } else { op.unit.0 % pieces };
+        match op.kind {
+            OpKind::Forward => piece == 0 || self.done[cell - 1] & FORWARD_DONE != 0,
             OpKind::Backward | OpKind::BackwardInput => {
-                let last = piece(op.unit.0) == pieces - 1;
-                let later = last || self.done[cell + 1] & BACKWARD_DONE != 0;
-                let slot = cell + self.done.len();
-                (slot, later && self.done[cell] & FORWARD_DONE != 0)
+                let later = piece + 1 == pieces || self.done[cell + 1] & BACKWARD_DONE != 0;
+                later && self.done[cell] & FORWARD_DONE != 0
             }
-            OpKind::BackwardWeight => {
-                let mine = self.done[cell] & BACKWARD_DONE != 0;
-                return if mine { Ok(0) } else { Err(NO_SLOT) };
-            }
+            OpKind::BackwardWeight => self.done[cell] & BACKWARD_DONE != 0,
             OpKind::SendForward
             | OpKind::RecvForward
             | OpKind::SendBackward
-            | OpKind::RecvBackward => return Ok(0),
-        };
-        let ready = self.messages[slot];
-        match (ready >= 0, mine) {
-            (true, true) => Ok(ready),
-            (false, _) => Err(slot),
-            (true, false) => Err(NO_SLOT),
+            | OpKind::RecvBackward => true,
         }
     }
 
@@ -416,17 +431,8 @@ impl<const TIMED: bool> Engine<'_, TIMED> {
         self.ready(op).is_ok()
     }
 
-    /// Whether a forward's input, or a backward's gradient, has arrived.
-    pub(crate) fn has_message(&self, op: Op) -> bool {
-        let slot = match op.kind {
-            OpKind::Forward => self.program.cell(op),
-            OpKind::Backward | OpKind::BackwardInput => self.program.cell(op) + self.done.len(),
-            OpKind::BackwardWeight
-            | OpKind::SendForward
-            | OpKind::RecvForward
-            | OpKind::SendBackward
-            | OpKind::RecvBackward => return true,
-        };
-        self.messages[slot] >= 0
+    /// Whether what an op needs of its own stage is done.
+    pub(crate) fn has_own(&self, op: Op) -> bool {
+        self.has_own_at(self.program.cell(op), op)
     }
 }

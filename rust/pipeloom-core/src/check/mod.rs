@@ -90,12 +90,21 @@ pub fn check(plan: &Plan, semantics: Option<&[Semantics]>) -> Report {
     }
     let program = Program::new(plan);
     report.violations = structure::check(&program);
-    report.violations.extend(structure::channel_pairing(&program));
+    report
+        .violations
+        .extend(structure::channel_pairing(&program));
     let sound = report.violations.is_empty();
-    let ordered = report.violations.iter().all(|violation| violation.rule != "data_flow");
+    let ordered = report
+        .violations
+        .iter()
+        .all(|violation| violation.rule != "data_flow");
     let mut known = [None; Semantics::ALL.len()];
     // From the strictest on: a plan that progresses there does so under the kinder ones.
-    for &semantics in Semantics::ALL.iter().rev().filter(|semantics| asked.contains(semantics)) {
+    for &semantics in Semantics::ALL
+        .iter()
+        .rev()
+        .filter(|semantics| asked.contains(semantics))
+    {
         if semantics != Semantics::Buffered && !program.lowered {
             continue;
         }
@@ -129,6 +138,24 @@ pub fn check(plan: &Plan, semantics: Option<&[Semantics]>) -> Report {
     }
     report.progress = asked.iter().map(|&s| entry(s, known[s as usize])).collect();
     report
+}
+
+/// Checks a plan under the given semantics, promised or not.
+///
+/// # Errors
+/// If a rule is broken, the plan gets stuck under one of them, or one is about transfers that the
+/// plan has not.
+pub fn check_strictly(plan: &Plan, semantics: &[Semantics]) -> Result<Report> {
+    let mut report = check(plan, Some(semantics));
+    let missing = report
+        .progress
+        .iter()
+        .find(|progress| progress.progresses.is_none());
+    if let Some(progress) = missing {
+        return Err(crate::simulate::needs_lowering(progress.semantics));
+    }
+    report.violations.append(&mut report.unpromised);
+    report.into_result()
 }
 
 /// The deadlocks of a plan under a semantics.
@@ -166,7 +193,10 @@ fn size(plan: &Plan) -> Vec<Violation> {
         rank: Rank(0),
         position: 0,
         op: String::new(),
-        message: format!("the plan has {ops} ops, but its shape needs at least {}", cells / 2),
+        message: format!(
+            "the plan has {ops} ops, but its shape needs at least {}",
+            cells / 2
+        ),
         hint: "lower num_microbatches, or add the ops".to_owned(),
     }]
 }
@@ -180,13 +210,6 @@ impl Report {
     /// Whether no rule and no promise is broken.
     pub fn ok(&self) -> bool {
         self.violations.is_empty()
-    }
-
-    /// This report with unpromised deadlocks counted as violations.
-    #[must_use]
-    pub fn strict(mut self) -> Self {
-        self.violations.append(&mut self.unpromised);
-        self
     }
 
     /// This report, or its violations as an error.

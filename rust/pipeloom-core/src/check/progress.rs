@@ -43,7 +43,9 @@ pub(super) struct Deadlock {
 /// The deadlocks of a run that did not finish.
 pub(super) fn deadlocks(engine: &Stuck<'_>) -> Vec<Deadlock> {
     let ranks = engine.program.ranks.len();
-    let nodes = (0..ranks).map(Node::Program).chain((0..ranks).map(Node::Stream));
+    let nodes = (0..ranks)
+        .map(Node::Program)
+        .chain((0..ranks).map(Node::Stream));
     // Which walk came to a node first; 0: none.
     let mut seen = vec![0; 2 * ranks];
     let mut deadlocks = Vec::new();
@@ -54,14 +56,19 @@ pub(super) fn deadlocks(engine: &Stuck<'_>) -> Vec<Deadlock> {
         while let Some(node) = next {
             let mark = &mut seen[index(node, ranks)];
             if *mark == walk {
-                let from = path.iter().position(|(other, _)| *other == node).unwrap_or(0);
+                let from = path
+                    .iter()
+                    .position(|(other, _)| *other == node)
+                    .unwrap_or(0);
                 deadlocks.push(cycle(engine.semantics, path.split_off(from)));
             }
             if *mark != 0 {
                 break;
             }
             *mark = walk;
-            let Some(wait) = wait(engine, node) else { break };
+            let Some(wait) = wait(engine, node) else {
+                break;
+            };
             next = wait.next;
             path.push((node, wait));
         }
@@ -89,7 +96,13 @@ fn index(node: Node, ranks: usize) -> usize {
 }
 
 fn sentence(wait: &Wait) -> String {
-    let Wait { rank, position, op, wanted, .. } = wait;
+    let Wait {
+        rank,
+        position,
+        op,
+        wanted,
+        ..
+    } = wait;
     format!("rank {rank}, position {position}: {op} waits for {wanted}")
 }
 
@@ -116,10 +129,17 @@ fn cycle(semantics: Semantics, path: Vec<(Node, Wait)>) -> Deadlock {
     ranks.sort_unstable();
     ranks.dedup();
     let mut message = match ranks.len() {
-        1 => format!("deadlock under {semantics}: rank {} waits for itself", ranks[0]),
+        1 => format!(
+            "deadlock under {semantics}: rank {} waits for itself",
+            ranks[0]
+        ),
         n => format!("deadlock under {semantics}: {n} ranks wait for each other"),
     };
-    let hidden = if waits.len() > SHOWN { SHOWN / 2..waits.len() - SHOWN / 2 + 1 } else { 0..0 };
+    let hidden = if waits.len() > SHOWN {
+        SHOWN / 2..waits.len() - SHOWN / 2 + 1
+    } else {
+        0..0
+    };
     for (at, wait) in waits.iter().enumerate() {
         if at == hidden.start && !hidden.is_empty() {
             let _ = write!(message, "\n  ... {} more ...", hidden.len());
@@ -145,7 +165,12 @@ fn wait(engine: &Stuck<'_>, node: Node) -> Option<Wait> {
             let op = *ops.get(at)?;
             let second = pair_second(ops, at).filter(|_| engine.is_ready(op));
             let op = second.unwrap_or(op);
-            Some(compute_wait(engine, rank, at + usize::from(second.is_some()), op))
+            Some(compute_wait(
+                engine,
+                rank,
+                at + usize::from(second.is_some()),
+                op,
+            ))
         }
     }
 }
@@ -163,7 +188,13 @@ fn group_wait(engine: &Stuck<'_>, rank: usize) -> Option<Wait> {
     });
     let (position, op) = pending?;
     let (wanted, next) = counterpart(engine, position, op);
-    Some(Wait { rank, position, op, wanted, next })
+    Some(Wait {
+        rank,
+        position,
+        op,
+        wanted,
+        next,
+    })
 }
 
 fn is_at(posted: &crate::engine::Posted, position: usize, op: Op) -> bool {
@@ -177,7 +208,10 @@ fn counterpart(engine: &Stuck<'_>, position: usize, op: Op) -> (String, Option<N
     let ends = program.channels[channel as usize];
     let peer = ends.end(!op.kind.is_send()).index();
     let lane = &engine.lanes[channel as usize].posted;
-    let ahead = lane.iter().position(|posted| is_at(posted, position, op)).unwrap_or(0);
+    let ahead = lane
+        .iter()
+        .position(|posted| is_at(posted, position, op))
+        .unwrap_or(0);
     let opposite = |other: &Op| {
         !other.kind.is_compute()
             && other.kind.is_send() != op.kind.is_send()
@@ -192,7 +226,10 @@ fn counterpart(engine: &Stuck<'_>, position: usize, op: Op) -> (String, Option<N
             Some(Node::Program(peer)),
         ),
         None => (
-            format!("rank {peer} to {} it, which it never does", if op.kind.is_send() { "receive" } else { "send" }),
+            format!(
+                "rank {peer} to {} it, which it never does",
+                if op.kind.is_send() { "receive" } else { "send" }
+            ),
             None,
         ),
     }
@@ -206,9 +243,9 @@ fn stream_wait(engine: &Stuck<'_>, rank: usize) -> Option<Wait> {
     let ends = program.channels[head.channel as usize];
     let peer = ends.end(!head.is_send).index();
     let theirs = &engine.streams[peer].posted;
-    let matching = theirs.iter().find(|posted| {
-        posted.channel == head.channel && posted.is_send != head.is_send
-    });
+    let matching = theirs
+        .iter()
+        .find(|posted| posted.channel == head.channel && posted.is_send != head.is_send);
     let (wanted, next) = match (matching, theirs.front()) {
         (Some(posted), Some(front)) => {
             let ops = &program.ranks[peer].ops;
@@ -221,22 +258,37 @@ fn stream_wait(engine: &Stuck<'_>, rank: usize) -> Option<Wait> {
         }
         _ => counterpart(engine, head.position, op),
     };
-    Some(Wait { rank, position: head.position, op, wanted, next })
+    Some(Wait {
+        rank,
+        position: head.position,
+        op,
+        wanted,
+        next,
+    })
 }
 
 /// A compute op waits for the first thing it reads that is not there.
 fn compute_wait(engine: &Stuck<'_>, rank: usize, position: usize, op: Op) -> Wait {
     let (wanted, next) = missing_input(engine, rank, op);
-    Wait { rank, position, op, wanted, next }
+    Wait {
+        rank,
+        position,
+        op,
+        wanted,
+        next,
+    }
 }
 
 fn missing_input(engine: &Stuck<'_>, rank: usize, op: Op) -> (String, Option<Node>) {
     let program = engine.program;
     let links = program.stages[op.stage.index()];
     let (neighbour, recv, send, produces): (_, _, _, fn(OpKind) -> bool) = match op.kind {
-        OpKind::Forward => (links.previous, OpKind::RecvForward, OpKind::SendForward, |kind| {
-            kind == OpKind::Forward
-        }),
+        OpKind::Forward => (
+            links.previous,
+            OpKind::RecvForward,
+            OpKind::SendForward,
+            |kind| kind == OpKind::Forward,
+        ),
         OpKind::Backward | OpKind::BackwardInput => (
             links.next,
             OpKind::RecvBackward,
@@ -248,17 +300,30 @@ fn missing_input(engine: &Stuck<'_>, rank: usize, op: Op) -> (String, Option<Nod
         | OpKind::RecvForward
         | OpKind::SendBackward
         | OpKind::RecvBackward => {
-            return behind(program, rank, engine.at[rank], |other| {
-                (other.stage, other.unit) == (op.stage, op.unit) && other.kind.gives_input_gradient()
-            }, "its input half");
+            return behind(
+                program,
+                rank,
+                engine.at[rank],
+                |other| {
+                    (other.stage, other.unit) == (op.stage, op.unit)
+                        && other.kind.gives_input_gradient()
+                },
+                "its input half",
+            );
         }
     };
     if !engine.has_own(op) {
-        return behind(program, rank, engine.at[rank], |other| {
-            other.stage == op.stage
-                && ((other.unit == op.unit && other.kind == OpKind::Forward)
-                    || (other.unit != op.unit && produces(other.kind)))
-        }, "what it needs of its own stage");
+        return behind(
+            program,
+            rank,
+            engine.at[rank],
+            |other| {
+                other.stage == op.stage
+                    && ((other.unit == op.unit && other.kind == OpKind::Forward)
+                        || (other.unit != op.unit && produces(other.kind)))
+            },
+            "what it needs of its own stage",
+        );
     }
     let recv = Op { kind: recv, ..op };
     let from = |other: &Op, wanted: fn(OpKind) -> bool| {
@@ -271,7 +336,12 @@ fn missing_input(engine: &Stuck<'_>, rank: usize, op: Op) -> (String, Option<Nod
     if engine.semantics == Semantics::Buffered {
         let wanted = |other: &Op| {
             from(other, produces) && !program.lowered
-                || program.lowered && other.same(Op { kind: send, stage: Stage(neighbour), ..op })
+                || program.lowered
+                    && other.same(Op {
+                        kind: send,
+                        stage: Stage(neighbour),
+                        ..op
+                    })
         };
         return match program.ranks[peer].ops.iter().position(wanted) {
             Some(at) => {
@@ -279,10 +349,16 @@ fn missing_input(engine: &Stuck<'_>, rank: usize, op: Op) -> (String, Option<Nod
                 let wanted = format!("{other} at position {at} of rank {peer}");
                 (wanted, Some(Node::Program(peer)))
             }
-            None => (format!("stage {neighbour} of rank {peer}, which never gives it"), None),
+            None => (
+                format!("stage {neighbour} of rank {peer}, which never gives it"),
+                None,
+            ),
         };
     }
-    let mine = program.ranks[rank].ops.iter().position(|other| other.same(recv));
+    let mine = program.ranks[rank]
+        .ops
+        .iter()
+        .position(|other| other.same(recv));
     match mine {
         Some(at) if at >= engine.at[rank] => (
             format!("{recv} at position {at} of the same rank, behind it"),

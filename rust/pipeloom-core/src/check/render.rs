@@ -19,8 +19,17 @@ pub(super) fn violations(plan: &Plan, violations: &[Violation]) -> String {
         many => format!("the plan breaks rules: {} violations", many.len()),
     };
     for violation in violations.iter().take(SHOWN) {
-        let Violation { rule, rank, position, message, .. } = violation;
-        let _ = write!(text, "\n\nrank {rank}, position {position}: {message} [{rule}]");
+        let Violation {
+            rule,
+            rank,
+            position,
+            message,
+            ..
+        } = violation;
+        let _ = write!(
+            text,
+            "\n\nrank {rank}, position {position}: {message} [{rule}]"
+        );
         text.push_str(&grid(plan, violation));
     }
     if violations.len() > SHOWN {
@@ -36,13 +45,23 @@ fn grid(plan: &Plan, violation: &Violation) -> String {
     let ranks: Vec<u32> = (rank.saturating_sub(1)..=last.min(rank.saturating_add(1))).collect();
     let rows = position.saturating_sub(AROUND)..=position.saturating_add(AROUND);
     let cell = |rank: u32, at: u64| {
-        plan.op(Rank(rank), at).map_or_else(|_| String::new(), |op| op.to_string())
+        plan.op(Rank(rank), at)
+            .map_or_else(|_| String::new(), |op| op.to_string())
     };
     let table: Vec<(u64, Vec<String>)> = rows
-        .map(|at| (at, ranks.iter().map(|&rank| cell(rank, at)).collect::<Vec<_>>()))
+        .map(|at| {
+            (
+                at,
+                ranks.iter().map(|&rank| cell(rank, at)).collect::<Vec<_>>(),
+            )
+        })
         .filter(|(at, cells)| *at == position || cells.iter().any(|cell| !cell.is_empty()))
         .collect();
-    let longest = table.iter().flat_map(|(_, cells)| cells).map(String::len).max();
+    let longest = table
+        .iter()
+        .flat_map(|(_, cells)| cells)
+        .map(String::len)
+        .max();
     let width = longest.unwrap_or(0).max(8) + 5;
     let mut text = format!("\n  {:>8}", "position");
     for rank in &ranks {
@@ -51,7 +70,11 @@ fn grid(plan: &Plan, violation: &Violation) -> String {
     for (at, cells) in table {
         let _ = write!(text, "\n  {at:>8}");
         for (&column, cell) in ranks.iter().zip(&cells) {
-            let arrow = if (column, at) == (rank, position) { " <--" } else { "" };
+            let arrow = if (column, at) == (rank, position) {
+                " <--"
+            } else {
+                ""
+            };
             let _ = write!(text, "  {:width$}", format!("{cell}{arrow}"));
         }
         text.truncate(text.trim_end().len());
@@ -63,7 +86,11 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.ok() {
             let ops = self.plan().total_len();
-            write!(f, "{}: no rule is broken by its {ops} ops", self.plan().describe())?;
+            write!(
+                f,
+                "{}: no rule is broken by its {ops} ops",
+                self.plan().describe()
+            )?;
         } else {
             f.write_str(&violations(self.plan(), &self.violations))?;
         }
@@ -74,7 +101,11 @@ impl fmt::Display for Report {
                 None => "not applicable: the plan has no transfers",
             };
             let promised = if progress.promised { " (promised)" } else { "" };
-            write!(f, "\n{:>13}: {verdict}{promised}", progress.semantics.name())?;
+            write!(
+                f,
+                "\n{:>13}: {verdict}{promised}",
+                progress.semantics.name()
+            )?;
         }
         for violation in &self.unpromised {
             write!(f, "\n{}", violation.message)?;

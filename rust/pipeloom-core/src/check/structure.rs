@@ -107,13 +107,19 @@ impl Structure<'_> {
         let stages = self.program.stages.len();
         let (message, hint) = if op.stage.index() >= stages {
             (
-                format!("{op} is of stage {}, but the plan has {stages} stages", op.stage),
+                format!(
+                    "{op} is of stage {}, but the plan has {stages} stages",
+                    op.stage
+                ),
                 format!("stages are 0..{stages}"),
             )
         } else {
             let units = self.program.num_units;
             (
-                format!("{op} is of microbatch {}, but the plan has {units}", op.unit),
+                format!(
+                    "{op} is of microbatch {}, but the plan has {units}",
+                    op.unit
+                ),
                 format!("microbatches (times pieces) are 0..{units}"),
             )
         };
@@ -128,8 +134,14 @@ impl Structure<'_> {
             let hint = format!("stage {} runs microbatches {units:?}", op.stage);
             self.report("placement", place, op, message, hint);
         } else {
-            let message = format!("{op} stands on rank {}, but its stage is on rank {home}", place.0);
-            let hint = format!("move it to rank {home}, or place stage {} elsewhere", op.stage);
+            let message = format!(
+                "{op} stands on rank {}, but its stage is on rank {home}",
+                place.0
+            );
+            let hint = format!(
+                "move it to rank {home}, or place stage {} elsewhere",
+                op.stage
+            );
             self.report("placement", place, op, message, hint);
         }
     }
@@ -187,16 +199,30 @@ impl Structure<'_> {
             rank,
             position,
             op,
-            needs: Op { flags: Flags::NONE, kind, ..op },
+            needs: Op {
+                flags: Flags::NONE,
+                kind,
+                ..op
+            },
             any_of: any_of | bit(kind),
         });
     }
 
     /// A piece of a sequence needs its neighbour piece on the same stage.
     fn needs_piece(&mut self, (rank, position): (Rank, usize), op: Op, unit: Unit, any_of: u16) {
-        let needs = Op { unit, flags: Flags::NONE, ..op };
+        let needs = Op {
+            unit,
+            flags: Flags::NONE,
+            ..op
+        };
         if self.marks[self.program.cell(needs)] & any_of == 0 {
-            self.too_early.push(TooEarly { rank, position, op, needs, any_of });
+            self.too_early.push(TooEarly {
+                rank,
+                position,
+                op,
+                needs,
+                any_of,
+            });
         }
     }
 
@@ -204,13 +230,27 @@ impl Structure<'_> {
     #[inline]
     fn needs_neighbour(&mut self, (rank, position): (Rank, usize), op: Op, any_of: u16) {
         let links = self.program.stages[op.stage.index()];
-        let from = if op.kind == OpKind::Forward { links.previous } else { links.next };
+        let from = if op.kind == OpKind::Forward {
+            links.previous
+        } else {
+            links.next
+        };
         if from == NONE || self.program.stages[from as usize].rank != links.rank {
             return;
         }
-        let needs = Op { stage: Stage(from), flags: Flags::NONE, ..op };
+        let needs = Op {
+            stage: Stage(from),
+            flags: Flags::NONE,
+            ..op
+        };
         if self.marks[self.program.cell(needs)] & any_of == 0 {
-            self.too_early.push(TooEarly { rank, position, op, needs, any_of });
+            self.too_early.push(TooEarly {
+                rank,
+                position,
+                op,
+                needs,
+                any_of,
+            });
         }
     }
 
@@ -218,7 +258,13 @@ impl Structure<'_> {
     /// not is missing, which other rules say.
     fn order(&mut self) {
         for early in std::mem::take(&mut self.too_early) {
-            let TooEarly { rank, position, op, needs, any_of } = early;
+            let TooEarly {
+                rank,
+                position,
+                op,
+                needs,
+                any_of,
+            } = early;
             let found = self.marks[self.program.cell(needs)] & any_of;
             let Some(kind) = OpKind::ALL.into_iter().find(|&kind| found & bit(kind) != 0) else {
                 continue;
@@ -318,7 +364,11 @@ impl Structure<'_> {
     fn cells(&mut self) {
         let program = self.program;
         let plain = bit(OpKind::Forward)
-            | if program.forward_only { 0 } else { bit(OpKind::Backward) };
+            | if program.forward_only {
+                0
+            } else {
+                bit(OpKind::Backward)
+            };
         let split = bit(OpKind::Forward) | bit(OpKind::BackwardInput) | bit(OpKind::BackwardWeight);
         let recomputed = RECOMPUTED_FORWARD | RECOMPUTED_BACKWARD;
         for stage in (0..program.shape.num_stages()).map(Stage) {
@@ -347,7 +397,11 @@ impl Structure<'_> {
                 && !(backward && program.forward_only)
                 && program.channel(Op::new(stage, kind, Unit(0))) != NONE
         };
-        OpKind::ALL.into_iter().filter(needed).map(bit).fold(0, |all, bit| all | bit)
+        OpKind::ALL
+            .into_iter()
+            .filter(needed)
+            .map(bit)
+            .fold(0, |all, bit| all | bit)
     }
 
     #[cold]
@@ -385,7 +439,13 @@ impl Structure<'_> {
                 let op = of(kind);
                 let at = self.position(rank, op).unwrap_or(place.1);
                 let message = format!("{op} fills a buffer that no op reads, so it is never free");
-                self.report("buffers", (rank, at), op, message, "add the op that reads it");
+                self.report(
+                    "buffers",
+                    (rank, at),
+                    op,
+                    message,
+                    "add the op that reads it",
+                );
             }
         }
     }
@@ -404,7 +464,10 @@ impl Structure<'_> {
         };
         let rank = place.0;
         if self.program.forward_only {
-            for kind in OpKind::ALL.into_iter().filter(|&kind| marks & BACKWARDS & bit(kind) != 0) {
+            for kind in OpKind::ALL
+                .into_iter()
+                .filter(|&kind| marks & BACKWARDS & bit(kind) != 0)
+            {
                 let (op, place) = at(self, kind);
                 let message = format!("{op} is a backward in a forward-only plan");
                 self.report("exactly_once", place, op, message, "leave it out");
@@ -419,7 +482,11 @@ impl Structure<'_> {
             }
             (true, false, false) | (false, true, true) => {}
             (true, _, _) => {
-                let half = if input { OpKind::BackwardInput } else { OpKind::BackwardWeight };
+                let half = if input {
+                    OpKind::BackwardInput
+                } else {
+                    OpKind::BackwardWeight
+                };
                 let (op, place) = at(self, half);
                 let message = format!("{op} repeats what {backward} does");
                 self.report("split_backward", place, op, message, hint);
@@ -435,8 +502,15 @@ impl Structure<'_> {
                 self.report("split_backward", place, op, message, hint);
             }
         }
-        let again = (marks & RECOMPUTED_FORWARD != 0, marks & RECOMPUTED_BACKWARD != 0);
-        let gradient = if full { OpKind::Backward } else { OpKind::BackwardInput };
+        let again = (
+            marks & RECOMPUTED_FORWARD != 0,
+            marks & RECOMPUTED_BACKWARD != 0,
+        );
+        let gradient = if full {
+            OpKind::Backward
+        } else {
+            OpKind::BackwardInput
+        };
         if again.0 != again.1 && (full || input) {
             let (op, place) = at(self, if again.0 { gradient } else { OpKind::Forward });
             let other = Op {
@@ -457,8 +531,14 @@ impl Structure<'_> {
 
 /// Whether two ops may run as one overlapped pair.
 fn overlaps(one: Op, other: Op) -> bool {
-    let forwards = [one, other].iter().filter(|op| op.kind == OpKind::Forward).count();
-    let gradients = [one, other].iter().filter(|op| op.kind.gives_input_gradient()).count();
+    let forwards = [one, other]
+        .iter()
+        .filter(|op| op.kind == OpKind::Forward)
+        .count();
+    let gradients = [one, other]
+        .iter()
+        .filter(|op| op.kind.gives_input_gradient())
+        .count();
     forwards == 1 && gradients == 1 && (one.stage, one.unit) != (other.stage, other.unit)
 }
 
@@ -470,14 +550,31 @@ pub(super) fn channel_pairing(program: &Program<'_>) -> Vec<Violation> {
         let op = |rank: Rank, at: usize| program.ranks[rank.index()].ops[at];
         let matches = |send: Op, recv: Op| {
             let links = program.stages[send.stage.index()];
-            let reader = if channel.backward { links.previous } else { links.next };
+            let reader = if channel.backward {
+                links.previous
+            } else {
+                links.next
+            };
             reader == recv.stage.0 && send.unit == recv.unit
         };
-        let pairs = || sends.iter().zip(&recvs).map(|(&s, &r)| (s, op(source, s), r, op(destination, r)));
-        let wrong = pairs().filter(|&(_, send, _, recv)| !matches(send, recv)).count();
-        let first = pairs().enumerate().find(|&(_, (_, send, _, recv))| !matches(send, recv));
+        let pairs = || {
+            sends
+                .iter()
+                .zip(&recvs)
+                .map(|(&s, &r)| (s, op(source, s), r, op(destination, r)))
+        };
+        let wrong = pairs()
+            .filter(|&(_, send, _, recv)| !matches(send, recv))
+            .count();
+        let first = pairs()
+            .enumerate()
+            .find(|&(_, (_, send, _, recv))| !matches(send, recv));
         if let Some((n, (send_at, send, recv_at, recv))) = first {
-            let more = if wrong > 1 { format!(" (and {} more pairs differ)", wrong - 1) } else { String::new() };
+            let more = if wrong > 1 {
+                format!(" (and {} more pairs differ)", wrong - 1)
+            } else {
+                String::new()
+            };
             violations.push(Violation {
                 rule: "channel_pairing",
                 rank: destination,

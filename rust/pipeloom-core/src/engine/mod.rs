@@ -5,21 +5,25 @@
 //! of work, neither does the result. What crosses ranks is a *message*: one slot for each (stage,
 //! unit) and direction, holding the time at which it can be used.
 
-mod program;
-mod transfers;
+mod compute;
 #[cfg(test)]
 pub(crate) mod naive;
+mod program;
 #[cfg(test)]
 pub(crate) mod samples;
 #[cfg(test)]
 mod tests;
+mod times;
+mod transfers;
 
 use std::collections::BinaryHeap;
 
-use crate::cost::{StageTicks, Ticks};
-use crate::op::{Flags, Op, OpKind};
+use crate::cost::Ticks;
+use crate::op::{Op, OpKind};
 use crate::semantics::Semantics;
+pub(crate) use compute::{duration, pair_second};
 pub(crate) use program::{NONE, Program, StageLinks};
+pub(crate) use times::Times;
 pub(crate) use transfers::Posted;
 use transfers::{Lane, Stream};
 
@@ -30,13 +34,6 @@ const NO_SLOT: usize = usize::MAX;
 
 const FORWARD_DONE: u8 = 1;
 const BACKWARD_DONE: u8 = 2;
-
-/// Start and end of each op of a rank.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Times {
-    pub(crate) start: Vec<i64>,
-    pub(crate) end: Vec<i64>,
-}
 
 /// The machine. With `TIMED` false it only finds out whether every op gets its turn.
 pub(crate) struct Engine<'a, const TIMED: bool> {
@@ -58,7 +55,7 @@ pub(crate) struct Engine<'a, const TIMED: bool> {
     queued: Vec<bool>,
     link_free: Vec<i64>,
     pub(crate) busy: Vec<i64>,
-    pub(crate) times: Vec<Times>,
+    pub(crate) times: Times,
     /// State of each channel's ends.
     pub(crate) lanes: Vec<Lane>,
     /// State of each rank's own stream and of its open group.
@@ -103,8 +100,7 @@ impl<'a> Engine<'a, true> {
                 }
                 let end = self.messages[self.slot(op)].max(0);
                 let time = self.channel_time(self.program.channel(op));
-                self.times[rank].start[at] = (end - time).max(0);
-                self.times[rank].end[at] = end;
+                self.times.set(rank, at, (end - time).max(0), end);
             }
         }
     }
@@ -120,7 +116,7 @@ impl<'a, const TIMED: bool> Engine<'a, TIMED> {
         let (cells, pp) = (program.num_cells(), program.ranks.len());
         let mut messages = vec![NOT_YET; 2 * cells];
         for (stage, links) in program.stages.iter().enumerate() {
-            let row = stage * program.num_units..(stage + 1) * program.num_units;
+            let row = stage * program.stride..(stage + 1) * program.stride;
             // The data loader and the loss are always there.
             if links.previous == NONE {
                 messages[row.clone()].fill(0);
@@ -129,13 +125,6 @@ impl<'a, const TIMED: bool> Engine<'a, TIMED> {
                 messages[cells + row.start..cells + row.end].fill(0);
             }
         }
-        let times = program.ranks.iter().map(|rank| {
-            let len = if TIMED { rank.ops.len() } else { 0 };
-            Times {
-                start: vec![0; len],
-                end: vec![0; len],
-            }
-        });
         Self {
             program,
             semantics,
@@ -151,7 +140,11 @@ impl<'a, const TIMED: bool> Engine<'a, TIMED> {
             queued: vec![false; pp],
             link_free: vec![0; program.channels.len()],
             busy: vec![0; pp],
-            times: times.collect(),
+            times: if TIMED {
+                Times::new(program)
+            } else {
+                Times::default()
+            },
             lanes: vec![Lane::default(); program.channels.len()],
             streams: vec![Stream::default(); pp],
             heads: Vec::new(),
@@ -210,139 +203,16 @@ impl<'a, const TIMED: bool> Engine<'a, TIMED> {
                 self.transfer(rank, op);
             } else {
                 let second = pair_second(ops, at).filter(|&op| program.in_range(op));
-                if let Err(slot) = self.compute(rank, op, second) {
+                let result = match second {
+                    None => self.compute(rank, op),
+                    Some(second) => self.compute_pair(rank, op, second),
+                };
+                if let Err(slot) = result {
                     self.waits_for[rank] = slot;
                     return;
                 }
             }
         }
-    }
-
-    /// Runs one compute op, or an overlapped pair, if what it reads is there.
-    #[inline]
-    fn compute(&mut self, rank: usize, op: Op, second: Option<Op>) -> Result<(), usize> {
-        let mut start = self.ready(op)?.max(self.now[rank]);
-        if let Some(second) = second {
-            start = start.max(self.ready(second)?);
-        }
-        let at = self.at[rank];
-        let duration = self.ticks.map_or(0, |ticks| duration(&ticks.stages, op, second));
-        let end = start + duration;
-        if TIMED {
-            self.now[rank] = end;
-            self.busy[rank] += duration;
-            let times = &mut self.times[rank];
-            for at in at..=at + usize::from(second.is_some()) {
-                times.start[at] = start;
-                times.end[at] = end;
-            }
-        }
-        self.at[rank] = at + 1 + usize::from(second.is_some());
-        self.finish(op, end);
-        if let Some(second) = second {
-            self.finish(second, end);
-        }
-        Ok(())
-    }
-
-    /// When the op's messages can be used, or the slot it waits for.
-    #[inline]
-    fn ready(&self, op: Op) -> Result<i64, usize> {
-        let cell = self.program.cell(op);
-        let slot = match op.kind {
-            OpKind::Forward => cell,
-            OpKind::Backward | OpKind::BackwardInput => cell + self.done.len(),
-            OpKind::BackwardWeight
-            | OpKind::SendForward
-            | OpKind::RecvForward
-            | OpKind::SendBackward
-            | OpKind::RecvBackward => {
-                return if self.has_own_at(cell, op) { Ok(0) } else { Err(NO_SLOT) };
-            }
-        };
-        let ready = self.messages[slot];
-        if ready < 0 {
-            Err(slot)
-        } else if self.has_own_at(cell, op) {
-            Ok(ready)
-        } else {
-            Err(NO_SLOT)
-        }
-    }
-
-    /// Whether what an op needs of its own stage is done.
-    #[inline]
-    fn has_own_at(&self, cell: usize, op: Op) -> bool {
-        let pieces = self.program.shape.num_seq_pieces();
-        let piece = if pieces == 1 { 0 } else { op.unit.0 % pieces };
-        match op.kind {
-            OpKind::Forward => piece == 0 || self.done[cell - 1] & FORWARD_DONE != 0,
-            OpKind::Backward | OpKind::BackwardInput => {
-                let later = piece + 1 == pieces || self.done[cell + 1] & BACKWARD_DONE != 0;
-                later && self.done[cell] & FORWARD_DONE != 0
-            }
-            OpKind::BackwardWeight => self.done[cell] & BACKWARD_DONE != 0,
-            OpKind::SendForward
-            | OpKind::RecvForward
-            | OpKind::SendBackward
-            | OpKind::RecvBackward => true,
-        }
-    }
-
-    /// Marks an op as done and makes the message that it owes a neighbour.
-    #[inline]
-    fn finish(&mut self, op: Op, end: i64) {
-        let cell = self.program.cell(op);
-        let links = self.program.stages[op.stage.index()];
-        let (mark, reader, slot, send) = match op.kind {
-            OpKind::Forward => {
-                let slot = cell + self.program.num_units;
-                (FORWARD_DONE, links.next, slot, OpKind::SendForward)
-            }
-            OpKind::Backward | OpKind::BackwardInput => {
-                let slot = (cell + self.done.len()).wrapping_sub(self.program.num_units);
-                (BACKWARD_DONE, links.previous, slot, OpKind::SendBackward)
-            }
-            OpKind::BackwardWeight
-            | OpKind::SendForward
-            | OpKind::RecvForward
-            | OpKind::SendBackward
-            | OpKind::RecvBackward => return,
-        };
-        self.done[cell] |= mark;
-        if reader == NONE {
-            return;
-        }
-        let channel = self.program.channel(Op { kind: send, ..op });
-        if channel == NONE {
-            self.messages[slot] = end;
-            return;
-        }
-        if self.semantics != Semantics::Buffered {
-            return;
-        }
-        let usable = self.usable(channel, end);
-        if self.program.lowered {
-            self.messages[slot] = !usable;
-        } else {
-            self.deliver(self.program.stages[reader as usize].rank, slot, usable);
-        }
-    }
-
-    /// When a buffered message made at `end` can be used.
-    #[inline]
-    fn usable(&mut self, channel: u32, end: i64) -> i64 {
-        if !TIMED {
-            return end;
-        }
-        let time = self.channel_time(channel);
-        if !self.link_contention {
-            return end + time;
-        }
-        // One rank sends on a link, in its own order, so that order is the order of the link.
-        let free = &mut self.link_free[self.program.links[channel as usize] as usize];
-        *free = (*free).max(end) + time;
-        *free
     }
 
     /// Puts a message into its slot and wakes its reader.
@@ -359,80 +229,24 @@ impl<'a, const TIMED: bool> Engine<'a, TIMED> {
     /// Time of a transfer on a channel.
     #[inline]
     fn channel_time(&self, channel: u32) -> i64 {
-        self.channel_times.get(channel as usize).copied().unwrap_or(0)
+        self.channel_times
+            .get(channel as usize)
+            .copied()
+            .unwrap_or(0)
     }
 
     /// The slot of the message that a transfer carries.
     fn slot(&self, op: Op) -> usize {
-        let (cell, cells, units) = (self.program.cell(op), self.done.len(), self.program.num_units);
+        let (cell, cells, row) = (self.program.cell(op), self.done.len(), self.program.stride);
         match op.kind {
-            OpKind::SendForward => (cell + units).min(2 * cells - 1),
+            OpKind::SendForward => (cell + row).min(2 * cells - 1),
             OpKind::RecvBackward => cell + cells,
-            OpKind::SendBackward => (cell + cells).saturating_sub(units),
+            OpKind::SendBackward => (cell + cells).saturating_sub(row),
             OpKind::RecvForward
             | OpKind::Forward
             | OpKind::Backward
             | OpKind::BackwardInput
             | OpKind::BackwardWeight => cell,
         }
-    }
-}
-
-/// The second half of an overlapped pair that starts at `at`.
-#[inline]
-pub(crate) fn pair_second(ops: &[Op], at: usize) -> Option<Op> {
-    if !ops[at].flags.has(Flags::PAIR_FIRST) {
-        return None;
-    }
-    let second = ops.get(at + 1)?;
-    (second.flags.has(Flags::PAIR_SECOND) && second.kind.is_compute()).then_some(*second)
-}
-
-/// How long a compute op takes.
-#[inline]
-fn op_duration(stages: &[StageTicks], op: Op) -> i64 {
-    let stage = &stages[op.stage.index()];
-    match op.kind {
-        OpKind::Forward => stage.forward,
-        OpKind::Backward => stage.backward,
-        OpKind::BackwardInput => stage.backward_input,
-        OpKind::BackwardWeight => stage.backward_weight,
-        OpKind::SendForward
-        | OpKind::RecvForward
-        | OpKind::SendBackward
-        | OpKind::RecvBackward => 0,
-    }
-}
-
-/// The time that a compute op spends running its forward again.
-#[inline]
-fn recompute_duration(stages: &[StageTicks], op: Op) -> i64 {
-    let again = op.flags.has(Flags::RECOMPUTE) && op.kind.gives_input_gradient();
-    if again { stages[op.stage.index()].recompute } else { 0 }
-}
-
-/// How long a compute op, or an overlapped pair, takes.
-#[inline]
-pub(crate) fn duration(stages: &[StageTicks], op: Op, second: Option<Op>) -> i64 {
-    let alone = |op| op_duration(stages, op) + recompute_duration(stages, op);
-    let Some(second) = second else {
-        return alone(op);
-    };
-    let forward = if op.kind == OpKind::Forward { op } else { second };
-    match stages[forward.stage.index()].overlapped {
-        Some(pair) => pair + recompute_duration(stages, op) + recompute_duration(stages, second),
-        None => alone(op) + alone(second),
-    }
-}
-
-impl<const TIMED: bool> Engine<'_, TIMED> {
-    /// Whether the op's inputs are there.
-    pub(crate) fn is_ready(&self, op: Op) -> bool {
-        self.ready(op).is_ok()
-    }
-
-    /// Whether what an op needs of its own stage is done.
-    pub(crate) fn has_own(&self, op: Op) -> bool {
-        self.has_own_at(self.program.cell(op), op)
     }
 }

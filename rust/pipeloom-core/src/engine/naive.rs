@@ -25,7 +25,9 @@ struct Naive<'a> {
 pub(crate) fn run(plan: &Plan, ticks: &Ticks, semantics: Semantics) -> Found {
     let held = plan.materialize();
     let ranks: Vec<Vec<Op>> = held.iter().map(|ops| ops.ops.clone()).collect();
-    let groups = held.iter().map(|ops| (0..ops.ops.len()).map(|at| ops.group(at)).collect());
+    let groups = held
+        .iter()
+        .map(|ops| (0..ops.ops.len()).map(|at| ops.group(at)).collect());
     let mut naive = Naive {
         plan,
         ticks,
@@ -57,7 +59,9 @@ impl Naive<'_> {
         let mut end = at + 1;
         if ops[at].kind.is_compute() {
             let paired = ops[at].flags.has(Flags::PAIR_FIRST)
-                && ops.get(end).is_some_and(|op| op.flags.has(Flags::PAIR_SECOND));
+                && ops
+                    .get(end)
+                    .is_some_and(|op| op.flags.has(Flags::PAIR_SECOND));
             return at..end + usize::from(paired);
         }
         let group = self.groups[rank][at];
@@ -73,7 +77,9 @@ impl Naive<'_> {
 
     fn program(&mut self, rank: usize) -> bool {
         let at = self.at[rank];
-        let Some(&op) = self.ranks[rank].get(at) else { return false };
+        let Some(&op) = self.ranks[rank].get(at) else {
+            return false;
+        };
         let range = self.together(rank, at);
         if !op.kind.is_compute() {
             if self.posted[rank][at].is_none() {
@@ -83,8 +89,10 @@ impl Naive<'_> {
                 return true;
             }
             if self.blocks() {
-                let ends: Option<Vec<i64>> =
-                    range.clone().map(|at| self.found[rank][at].map(|(_, end)| end)).collect();
+                let ends: Option<Vec<i64>> = range
+                    .clone()
+                    .map(|at| self.found[rank][at].map(|(_, end)| end))
+                    .collect();
                 let Some(ends) = ends else { return false };
                 self.now[rank] = ends.into_iter().max().unwrap();
             }
@@ -93,7 +101,9 @@ impl Naive<'_> {
         }
         let mut start = self.now[rank];
         for at in range.clone() {
-            let Some(ready) = self.inputs(rank, self.ranks[rank][at]) else { return false };
+            let Some(ready) = self.inputs(rank, self.ranks[rank][at]) else {
+                return false;
+            };
             start = start.max(ready);
         }
         let ops: Vec<Op> = self.ranks[rank][range.clone()].to_vec();
@@ -119,7 +129,9 @@ impl Naive<'_> {
             _ => cost(op).backward_weight,
         };
         let forward = ops.iter().find(|op| op.kind == OpKind::Forward);
-        let pair = forward.and_then(|op| cost(op).overlapped).filter(|_| ops.len() == 2);
+        let pair = forward
+            .and_then(|op| cost(op).overlapped)
+            .filter(|_| ops.len() == 2);
         pair.unwrap_or_else(|| ops.iter().map(alone).sum()) + ops.iter().map(again).sum::<i64>()
     }
 
@@ -130,35 +142,66 @@ impl Naive<'_> {
 
     fn find(&self, wanted: impl Fn(&Op) -> bool) -> Option<(usize, usize)> {
         let position = |ops: &Vec<Op>| ops.iter().position(&wanted);
-        self.ranks.iter().enumerate().find_map(|(rank, ops)| Some((rank, position(ops)?)))
+        self.ranks
+            .iter()
+            .enumerate()
+            .find_map(|(rank, ops)| Some((rank, position(ops)?)))
     }
 
     /// When all that an op reads is there.
     fn inputs(&self, rank: usize, op: Op) -> Option<i64> {
         let shape = self.plan.shape();
-        let forward = |stage, unit| self.end_of(|o| (o.stage, o.unit.0, o.kind) == (stage, unit, OpKind::Forward));
-        let gradient =
-            |stage, unit| self.end_of(|o| (o.stage, o.unit.0) == (stage, unit) && o.kind.gives_input_gradient());
+        let forward = |stage, unit| {
+            self.end_of(|o| (o.stage, o.unit.0, o.kind) == (stage, unit, OpKind::Forward))
+        };
+        let gradient = |stage, unit| {
+            self.end_of(|o| (o.stage, o.unit.0) == (stage, unit) && o.kind.gives_input_gradient())
+        };
         let (k, u) = (shape.num_seq_pieces(), op.unit.0);
         match op.kind {
             OpKind::Forward => {
-                let piece = if u % k == 0 { 0 } else { forward(op.stage, u - 1)? };
-                let Some(from) = shape.previous(op.stage) else { return Some(piece) };
-                Some(self.crossing(rank, op, OpKind::RecvForward, from, forward(from, u))?.max(piece))
+                let piece = if u % k == 0 {
+                    0
+                } else {
+                    forward(op.stage, u - 1)?
+                };
+                let Some(from) = shape.previous(op.stage) else {
+                    return Some(piece);
+                };
+                Some(
+                    self.crossing(rank, op, OpKind::RecvForward, from, forward(from, u))?
+                        .max(piece),
+                )
             }
             OpKind::Backward | OpKind::BackwardInput => {
                 let mine = forward(op.stage, u)?;
-                let piece = if u % k == k - 1 { 0 } else { gradient(op.stage, u + 1)? };
+                let piece = if u % k == k - 1 {
+                    0
+                } else {
+                    gradient(op.stage, u + 1)?
+                };
                 let mine = mine.max(piece);
-                let Some(from) = shape.next(op.stage) else { return Some(mine) };
-                Some(self.crossing(rank, op, OpKind::RecvBackward, from, gradient(from, u))?.max(mine))
+                let Some(from) = shape.next(op.stage) else {
+                    return Some(mine);
+                };
+                Some(
+                    self.crossing(rank, op, OpKind::RecvBackward, from, gradient(from, u))?
+                        .max(mine),
+                )
             }
             _ => gradient(op.stage, u),
         }
     }
 
     /// When a message of another stage is there.
-    fn crossing(&self, rank: usize, op: Op, recv: OpKind, from: crate::ids::Stage, made: Option<i64>) -> Option<i64> {
+    fn crossing(
+        &self,
+        rank: usize,
+        op: Op,
+        recv: OpKind,
+        from: crate::ids::Stage,
+        made: Option<i64>,
+    ) -> Option<i64> {
         let shape = self.plan.shape();
         if shape.rank_of(from) == shape.rank_of(op.stage) {
             return made;
@@ -169,12 +212,20 @@ impl Naive<'_> {
             return self.found[rank][at].map(|(_, end)| end);
         }
         if self.plan.style().is_some() {
-            let kind = if recv.kind == OpKind::RecvForward { OpKind::SendForward } else { OpKind::SendBackward };
+            let kind = if recv.kind == OpKind::RecvForward {
+                OpKind::SendForward
+            } else {
+                OpKind::SendBackward
+            };
             let (rank, at) = self.find(|o| o.same(Op::new(from, kind, op.unit)))?;
             self.posted[rank][at]?;
         }
         let costs = self.ticks.stages[from.index()];
-        let time = if recv.kind == OpKind::RecvForward { costs.to_next } else { costs.to_previous };
+        let time = if recv.kind == OpKind::RecvForward {
+            costs.to_next
+        } else {
+            costs.to_previous
+        };
         Some(made? + time)
     }
 
@@ -192,7 +243,11 @@ impl Naive<'_> {
                 (Some(op.stage), shape.previous(op.stage))
             };
             let (here, there) = (shape.rank_of(here?), shape.rank_of(there?));
-            let ends = if op.kind.is_send() { (here, there) } else { (there, here) };
+            let ends = if op.kind.is_send() {
+                (here, there)
+            } else {
+                (there, here)
+            };
             (here != there).then_some((ends, forward))
         };
         for source in 0..self.ranks.len() {
@@ -201,29 +256,47 @@ impl Naive<'_> {
                 if !op.kind.is_send() || self.found[source][at].is_some() {
                     continue;
                 }
-                let Some(((_, destination), _)) = channel(op) else { continue };
-                let same = |other: &Op, send: bool| {
-                    !other.kind.is_compute() && other.kind.is_send() == send && channel(*other) == channel(op)
+                let Some(((_, destination), _)) = channel(op) else {
+                    continue;
                 };
-                let nth = self.ranks[source][..at].iter().filter(|o| same(o, true)).count();
+                let same = |other: &Op, send: bool| {
+                    !other.kind.is_compute()
+                        && other.kind.is_send() == send
+                        && channel(*other) == channel(op)
+                };
+                let nth = self.ranks[source][..at]
+                    .iter()
+                    .filter(|o| same(o, true))
+                    .count();
                 let theirs = &self.ranks[destination.index()];
-                let recv = (0..theirs.len()).filter(|&at| same(&theirs[at], false)).nth(nth);
+                let recv = (0..theirs.len())
+                    .filter(|&at| same(&theirs[at], false))
+                    .nth(nth);
                 let Some(recv) = recv else { continue };
                 let (a, b) = ((source, at), (destination.index(), recv));
-                let (Some(one), Some(two)) = (self.posted[a.0][a.1], self.posted[b.0][b.1]) else { continue };
+                let (Some(one), Some(two)) = (self.posted[a.0][a.1], self.posted[b.0][b.1]) else {
+                    continue;
+                };
                 let free = |(rank, at): (usize, usize)| {
                     let in_fifo = |other: usize| {
                         let op = self.ranks[rank][other];
                         !op.kind.is_compute()
-                            && (self.semantics == Semantics::SingleStream || channel(op) == channel(self.ranks[rank][at]))
+                            && (self.semantics == Semantics::SingleStream
+                                || channel(op) == channel(self.ranks[rank][at]))
                     };
                     let before = (0..at).rev().find(|&other| in_fifo(other));
                     before.map_or(Some(0), |other| self.found[rank][other].map(|(_, end)| end))
                 };
-                let (Some(free_a), Some(free_b)) = (free(a), free(b)) else { continue };
+                let (Some(free_a), Some(free_b)) = (free(a), free(b)) else {
+                    continue;
+                };
                 let start = one.max(two).max(free_a).max(free_b);
                 let costs = self.ticks.stages[op.stage.index()];
-                let time = if op.kind == OpKind::SendForward { costs.to_next } else { costs.to_previous };
+                let time = if op.kind == OpKind::SendForward {
+                    costs.to_next
+                } else {
+                    costs.to_previous
+                };
                 self.found[a.0][a.1] = Some((start, start + time));
                 self.found[b.0][b.1] = Some((start, start + time));
                 return true;

@@ -24,7 +24,11 @@ pub(crate) struct Channel {
 impl Channel {
     /// The rank at one end.
     pub(crate) fn end(&self, source: bool) -> Rank {
-        if source { self.source } else { self.destination }
+        if source {
+            self.source
+        } else {
+            self.destination
+        }
     }
 }
 
@@ -36,7 +40,7 @@ pub(crate) struct StageLinks {
     pub(crate) next: u32,
     /// Channel of this stage's `SEND_F`, `RECV_F`, `SEND_B`, `RECV_B`; [`NONE`] where the
     /// neighbour is on the same rank or there is none.
-    channels: [u32; 4],
+    pub(super) channels: [u32; 4],
 }
 
 /// A plan laid out for running. Ops may be garbage: stages and units out of range are skipped.
@@ -52,6 +56,8 @@ pub(crate) struct Program<'a> {
     /// Whether there are no backwards.
     pub(crate) forward_only: bool,
     pub(crate) num_units: usize,
+    /// Cells from one stage's row to the next's.
+    pub(crate) stride: usize,
     pub(crate) num_ops: u64,
 }
 
@@ -72,9 +78,12 @@ impl<'a> Program<'a> {
             plan.forward_only() || !has(|op| op.kind.is_compute() && op.kind != OpKind::Forward);
         let num_ops = ranks.iter().map(|rank| rank.ops.len() as u64).sum();
         let (stages, channels) = tables(shape);
-        let mut pairs: Vec<(Rank, Rank)> = channels.iter().map(|c| (c.source, c.destination)).collect();
+        let mut pairs: Vec<(Rank, Rank)> =
+            channels.iter().map(|c| (c.source, c.destination)).collect();
         pairs.dedup();
-        let links = channels.iter().map(|c| index_in(&pairs, &(c.source, c.destination)));
+        let links = channels
+            .iter()
+            .map(|c| index_in(&pairs, &(c.source, c.destination)));
         Self {
             shape,
             links: links.collect(),
@@ -84,13 +93,14 @@ impl<'a> Program<'a> {
             lowered,
             forward_only,
             num_units: shape.num_units() as usize,
+            stride: stride(shape.num_units() as usize),
             num_ops,
         }
     }
 
     /// Number of (stage, unit) cells.
     pub(crate) fn num_cells(&self) -> usize {
-        self.stages.len() * self.num_units
+        self.stages.len() * self.stride
     }
 
     /// Whether stage and unit are in range.
@@ -102,7 +112,7 @@ impl<'a> Program<'a> {
     /// Index of an op's (stage, unit).
     #[inline]
     pub(crate) fn cell(&self, op: Op) -> usize {
-        op.stage.index() * self.num_units + op.unit.index()
+        op.stage.index() * self.stride + op.unit.index()
     }
 
     /// The channel of a transfer in range, or [`NONE`].
@@ -117,9 +127,10 @@ impl<'a> Program<'a> {
         let mut times = vec![0; self.channels.len()];
         for (links, ticks) in self.stages.iter().zip(&ticks.stages) {
             let [send_forward, _, send_backward, _] = links.channels;
-            for (channel, time) in
-                [(send_forward, ticks.to_next), (send_backward, ticks.to_previous)]
-            {
+            for (channel, time) in [
+                (send_forward, ticks.to_next),
+                (send_backward, ticks.to_previous),
+            ] {
                 if channel != NONE {
                     times[channel as usize] = time;
                 }
@@ -141,7 +152,11 @@ impl<'a> Program<'a> {
                     continue;
                 }
                 let channel = self.channel(op) as usize;
-                if self.channels.get(channel).is_some_and(|c| c.end(op.kind.is_send()).index() == rank) {
+                if self
+                    .channels
+                    .get(channel)
+                    .is_some_and(|c| c.end(op.kind.is_send()).index() == rank)
+                {
                     ends[channel][usize::from(op.kind.is_recv())].push(at);
                 }
             }
@@ -158,8 +173,21 @@ impl<'a> Program<'a> {
                 && ops.group(at) == group
                 && !ops.ops[at].kind.is_compute()
         };
-        (from + 1..ops.ops.len()).find(|at| !same(at)).unwrap_or(ops.ops.len())
+        (from + 1..ops.ops.len())
+            .find(|at| !same(at))
+            .unwrap_or(ops.ops.len())
     }
+}
+
+/// The length of a row of cells: at least one for each unit, and an odd number of cache lines, so
+/// that the cells of neighbouring stages, which are in use at the same time, do not compete for
+/// the same lines.
+fn stride(units: usize) -> usize {
+    const LINE: usize = 8;
+    if units < 4 * LINE {
+        return units;
+    }
+    (units.div_ceil(LINE) | 1) * LINE
 }
 
 fn index_in<T: Ord>(sorted: &[T], wanted: &T) -> u32 {

@@ -41,7 +41,12 @@ pub(crate) fn shape(rng: &mut Rng) -> Shape {
             Placement::Table(table.into())
         }
     };
-    let m = rng.number(1, 3) * if placement == Placement::Bidirectional { 2 } else { 1 };
+    let m = rng.number(1, 3)
+        * if placement == Placement::Bidirectional {
+            2
+        } else {
+            1
+        };
     Shape::new(pp, vp, m, pieces, placement).unwrap()
 }
 
@@ -69,7 +74,11 @@ fn global_order(rng: &mut Rng, shape: &Shape) -> Vec<(Rank, Op)> {
                 done.iter().any(|op| {
                     op.stage == stage
                         && op.unit.0 == unit
-                        && if gradient { op.kind.gives_input_gradient() } else { op.kind == OpKind::Forward }
+                        && if gradient {
+                            op.kind.gives_input_gradient()
+                        } else {
+                            op.kind == OpKind::Forward
+                        }
                 })
             })
         };
@@ -92,7 +101,9 @@ fn global_order(rng: &mut Rng, shape: &Shape) -> Vec<(Rank, Op)> {
         let chosen = left.swap_remove(candidates[rng.below(candidates.len())]);
         done.push(chosen);
     }
-    done.into_iter().map(|op| (shape.rank_of(op.stage), op)).collect()
+    done.into_iter()
+        .map(|op| (shape.rank_of(op.stage), op))
+        .collect()
 }
 
 /// Marks some recomputed (stage, unit)s.
@@ -100,7 +111,9 @@ fn recompute(rng: &mut Rng, shape: &Shape, order: &mut [(Rank, Op)]) {
     if rng.below(3) > 0 {
         return;
     }
-    let marked: Vec<bool> = (0..shape.num_stages() * shape.num_units()).map(|_| rng.below(2) == 0).collect();
+    let marked: Vec<bool> = (0..shape.num_stages() * shape.num_units())
+        .map(|_| rng.below(2) == 0)
+        .collect();
     for (_, op) in order {
         let cell = (op.stage.0 * shape.num_units() + op.unit.0) as usize;
         if op.kind != OpKind::BackwardWeight && marked[cell] {
@@ -127,10 +140,17 @@ pub(crate) fn plan(rng: &mut Rng) -> Plan {
         return plan;
     }
     let unpaired = |ops: &RankOps| RankOps {
-        ops: ops.ops.iter().map(|op| Op {
-            flags: op.flags.without(Flags::PAIR_FIRST).without(Flags::PAIR_SECOND),
-            ..*op
-        }).collect(),
+        ops: ops
+            .ops
+            .iter()
+            .map(|op| Op {
+                flags: op
+                    .flags
+                    .without(Flags::PAIR_FIRST)
+                    .without(Flags::PAIR_SECOND),
+                ..*op
+            })
+            .collect(),
         groups: Vec::new(),
     };
     let ranks = plan.materialize().iter().map(unpaired).collect();
@@ -162,20 +182,38 @@ pub(crate) fn lowered(rng: &mut Rng) -> Plan {
     let computes: Vec<Op> = ranks.iter().flatten().copied().collect();
     for op in computes {
         let (neighbour, send, recv) = match op.kind {
-            OpKind::Forward => (shape.next(op.stage), OpKind::SendForward, OpKind::RecvForward),
-            OpKind::Backward | OpKind::BackwardInput => {
-                (shape.previous(op.stage), OpKind::SendBackward, OpKind::RecvBackward)
-            }
+            OpKind::Forward => (
+                shape.next(op.stage),
+                OpKind::SendForward,
+                OpKind::RecvForward,
+            ),
+            OpKind::Backward | OpKind::BackwardInput => (
+                shape.previous(op.stage),
+                OpKind::SendBackward,
+                OpKind::RecvBackward,
+            ),
             _ => continue,
         };
-        let Some(neighbour) = neighbour.filter(|&n| shape.rank_of(n) != shape.rank_of(op.stage)) else {
+        let Some(neighbour) = neighbour.filter(|&n| shape.rank_of(n) != shape.rank_of(op.stage))
+        else {
             continue;
         };
-        let (source, destination) = (shape.rank_of(op.stage).index(), shape.rank_of(neighbour).index());
+        let (source, destination) = (
+            shape.rank_of(op.stage).index(),
+            shape.rank_of(neighbour).index(),
+        );
         let send = Op::new(op.stage, send, op.unit);
         let recv = Op::new(neighbour, recv, op.unit);
-        let made = ranks[source].iter().position(|other| other.same(op)).unwrap() + 1;
-        let late = if eager { made } else { made + rng.below(ranks[source].len() - made + 1).min(3) };
+        let made = ranks[source]
+            .iter()
+            .position(|other| other.same(op))
+            .unwrap()
+            + 1;
+        let late = if eager {
+            made
+        } else {
+            made + rng.below(ranks[source].len() - made + 1).min(3)
+        };
         insert(&mut ranks[source], late, send);
         let reads = |other: &Op| {
             other.stage == neighbour
@@ -196,7 +234,10 @@ pub(crate) fn lowered(rng: &mut Rng) -> Plan {
 
 /// Inserts a transfer, never between the halves of a pair.
 fn insert(ops: &mut Vec<Op>, at: usize, op: Op) {
-    let splits = |at: usize| ops.get(at).is_some_and(|op| op.flags.has(Flags::PAIR_SECOND));
+    let splits = |at: usize| {
+        ops.get(at)
+            .is_some_and(|op| op.flags.has(Flags::PAIR_SECOND))
+    };
     let at = match (splits(at), op.kind.is_send()) {
         (false, _) => at,
         (true, true) => at + 1,
@@ -246,15 +287,20 @@ pub(crate) fn costs(rng: &mut Rng, shape: &Shape) -> Costs {
 pub(crate) fn mutate(rng: &mut Rng, plan: &Plan) -> Plan {
     let mut ranks = plan.materialize();
     for _ in 0..=rng.below(2) {
-        let full: Vec<usize> = (0..ranks.len()).filter(|&r| !ranks[r].ops.is_empty()).collect();
+        let full: Vec<usize> = (0..ranks.len())
+            .filter(|&r| !ranks[r].ops.is_empty())
+            .collect();
         if full.is_empty() {
             break;
         }
         let rank = full[rng.below(full.len())];
-        let (from, to) = (rng.below(ranks[rank].ops.len()), rng.below(ranks[rank].ops.len()));
+        let (from, to) = (
+            rng.below(ranks[rank].ops.len()),
+            rng.below(ranks[rank].ops.len()),
+        );
         let other = rng.below(ranks.len());
         let op = ranks[rank].ops[from];
-        let mut drop = |ranks: &mut Vec<RankOps>| {
+        let drop = |ranks: &mut Vec<RankOps>| {
             ranks[rank].ops.remove(from);
             if !ranks[rank].groups.is_empty() {
                 ranks[rank].groups.remove(from);

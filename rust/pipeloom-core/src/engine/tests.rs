@@ -15,16 +15,24 @@ fn agree(plan: &Plan, ticks: &Ticks, semantics: Semantics) {
     let engine = Engine::timed(&program, semantics, ticks, false);
     let slow = naive::run(plan, ticks, semantics);
     let buffered = semantics == Semantics::Buffered;
-    let counts = |rank: usize, at: usize| !buffered || program.ranks[rank].ops[at].kind.is_compute();
+    let counts =
+        |rank: usize, at: usize| !buffered || program.ranks[rank].ops[at].kind.is_compute();
     let ran = slow.iter().enumerate().all(|(rank, times)| {
-        times.iter().enumerate().all(|(at, time)| !counts(rank, at) || time.is_some())
+        times
+            .iter()
+            .enumerate()
+            .all(|(at, time)| !counts(rank, at) || time.is_some())
     });
     assert_eq!(engine.finished(), ran, "{semantics}");
     for (rank, times) in slow.iter().enumerate().filter(|_| ran) {
         for (at, time) in times.iter().enumerate().filter(|&(at, _)| counts(rank, at)) {
-            let ours = (engine.times[rank].start[at], engine.times[rank].end[at]);
+            let ours = (engine.times.start(rank, at), engine.times.end(rank, at));
             let op = program.ranks[rank].ops[at];
-            assert_eq!(Some(ours), *time, "{semantics} rank {rank} position {at} {op}");
+            assert_eq!(
+                Some(ours),
+                *time,
+                "{semantics} rank {rank} position {at} {op}"
+            );
         }
     }
 }

@@ -15,7 +15,7 @@ const NOWHERE: usize = usize::MAX;
 
 struct Trace<'a> {
     program: &'a Program<'a>,
-    times: &'a [Times],
+    times: &'a Times,
     channel_times: Vec<i64>,
     semantics: Semantics,
     /// Position by cell of `F`, of `B` or `I`, of `RECV_F`, of `RECV_B`.
@@ -28,7 +28,7 @@ pub(super) fn trace(
     program: &Program<'_>,
     ticks: &Ticks,
     semantics: Semantics,
-    times: &[Times],
+    times: &Times,
 ) -> Vec<(Rank, u64)> {
     let trace = Trace {
         program,
@@ -93,23 +93,21 @@ impl Trace<'_> {
     }
 
     fn end(&self, (rank, at): Place) -> i64 {
-        self.times[rank].end[at]
+        self.times.end(rank, at)
     }
 
     /// The op that ends last; the lowest rank's if several do.
     fn last(&self) -> Option<Place> {
-        let places = |(rank, times): (usize, &Times)| (0..times.end.len()).map(move |at| (rank, at));
-        self.times
-            .iter()
-            .enumerate()
-            .flat_map(places)
+        let ranks = self.program.ranks.iter().enumerate();
+        ranks
+            .flat_map(|(rank, ops)| (0..ops.ops.len()).map(move |at| (rank, at)))
             .filter(|&at| self.semantics != Semantics::Buffered || self.op(at).kind.is_compute())
             .min_by_key(|&place| std::cmp::Reverse(self.end(place)))
     }
 
     /// The op that an op waited for, if it waited at all.
     fn cause(&self, (rank, at): Place) -> Option<Place> {
-        let start = self.times[rank].start[at];
+        let start = self.times.start(rank, at);
         let op = self.op((rank, at));
         if op.kind.is_compute() {
             return self
@@ -125,12 +123,20 @@ impl Trace<'_> {
     fn program_cause(&self, (rank, at): Place, start: i64) -> Option<Place> {
         let ops = &self.program.ranks[rank].ops;
         let second = at > 0 && ops[at].flags.has(Flags::PAIR_SECOND);
-        let first = if second && pair_second(ops, at - 1).is_some() { at - 1 } else { at };
+        let first = if second && pair_second(ops, at - 1).is_some() {
+            at - 1
+        } else {
+            at
+        };
         let compute = ops[..first].iter().rposition(|op| op.kind.is_compute());
         // Where transfers block the program, those behind the last compute op count as well.
         let blocking = matches!(self.semantics, Semantics::Batched | Semantics::Rendezvous);
         let from = compute.map_or(first, |at| if blocking { first - 1 } else { at });
-        let from = if blocking && first > 0 { first - 1 } else { from };
+        let from = if blocking && first > 0 {
+            first - 1
+        } else {
+            from
+        };
         (compute.unwrap_or(0)..=from.min(first.saturating_sub(1)))
             .rev()
             .take(first)
@@ -142,7 +148,11 @@ impl Trace<'_> {
     fn message_cause(&self, (rank, at): Place, start: i64) -> Option<Place> {
         let ops = &self.program.ranks[rank].ops;
         let second = at > 0 && ops[at].flags.has(Flags::PAIR_SECOND);
-        let first = if second && pair_second(ops, at - 1).is_some() { at - 1 } else { at };
+        let first = if second && pair_second(ops, at - 1).is_some() {
+            at - 1
+        } else {
+            at
+        };
         let halves = [Some(ops[first]), pair_second(ops, first)];
         halves
             .into_iter()
@@ -185,7 +195,10 @@ impl Trace<'_> {
     }
 
     fn peer(&self, rank: usize, op: Op) -> Option<usize> {
-        let channel = self.program.channels.get(self.program.channel(op) as usize)?;
+        let channel = self
+            .program
+            .channels
+            .get(self.program.channel(op) as usize)?;
         let (source, destination) = (channel.source.index(), channel.destination.index());
         Some(if source == rank { destination } else { source })
     }

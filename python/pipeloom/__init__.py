@@ -23,6 +23,13 @@ from pipeloom._core import (
     Timeline,
     Violation,
     __version__,
+    p2p_order,
+)
+from pipeloom.dispatch import (
+    forward_backward_no_pipelining,
+    forward_backward_pipelining_with_interleaving,
+    forward_backward_pipelining_without_interleaving,
+    get_forward_backward_func,
 )
 from pipeloom.planning import OpKind, Schedule, plan, schedules
 
@@ -42,6 +49,11 @@ __all__ = [
     "Timeline",
     "Violation",
     "__version__",
+    "forward_backward_no_pipelining",
+    "forward_backward_pipelining_with_interleaving",
+    "forward_backward_pipelining_without_interleaving",
+    "get_forward_backward_func",
+    "p2p_order",
     "plan",
     "schedules",
 ]

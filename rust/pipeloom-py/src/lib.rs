@@ -6,6 +6,7 @@ mod detach;
 mod error;
 mod layout;
 mod plan;
+mod plan_text;
 mod report;
 mod timeline;
 mod violation;
@@ -27,6 +28,8 @@ mod _core {
     use crate::layout::Layout;
     #[pymodule_export]
     use crate::plan::{Plan, plan, schedules_table};
+    #[pymodule_export]
+    use crate::plan_text::{p2p_order, plan_from_saved};
     #[pymodule_export]
     use crate::report::Report;
     #[pymodule_export]

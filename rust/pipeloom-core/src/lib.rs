@@ -10,6 +10,7 @@
 //! | the rules that make plans | [`schedules`] |
 //! | what transfers may do to the program | [`semantics`] |
 //! | which forwards are run again | [`recompute`] |
+//! | pictures: text, SVG, Chrome trace | [`render`] |
 //! | what is wrong with bad input | [`error`] |
 //!
 //! No Python, no IO, no clock, no randomness: the same input gives the same plan everywhere.
@@ -30,6 +31,7 @@ pub mod op;
 pub mod order;
 pub mod plan;
 pub mod recompute;
+pub mod render;
 pub mod schedules;
 pub mod semantics;
 pub mod shape;

@@ -6,7 +6,7 @@
 use std::fmt::Write as _;
 
 use super::{Block, COMPUTE_KINDS, Drawing, Lane, View, Window};
-use super::{chunk_letter, grid, is_pair_second, kind_name, palette};
+use super::{grid, is_pair_second, kind_name, palette};
 use crate::error::{Error, Result};
 use crate::ids::Rank;
 use crate::op::{Flags, Op, OpKind};
@@ -27,6 +27,8 @@ const ROW: i64 = 24 * PX;
 const GAP: i64 = 6 * PX;
 const COMM_STRIP: i64 = 5 * PX;
 const MEMORY_STRIP: i64 = 22 * PX;
+/// Boxes below this width are merged.
+const THIN: i64 = 2 * PX;
 /// Width of a digit of a label, generously.
 const DIGIT: i64 = 7 * PX;
 
@@ -109,7 +111,12 @@ impl Frame {
     fn new(view: View<'_>, options: &SvgOptions) -> Result<Self> {
         let drawing = view.drawing;
         let digits = i64::try_from((drawing.shape.pp() - 1).to_string().len()).unwrap_or(1);
-        let left = MARGIN + 5 * DIGIT + digits * DIGIT + GAP;
+        let label = if options.memory {
+            widest_peak(drawing).max(5 + digits)
+        } else {
+            5 + digits
+        };
+        let left = MARGIN + label * DIGIT + GAP;
         let width = match options.width {
             Some(width) if (MIN_WIDTH..=MAX_WIDTH).contains(&width) => i64::from(width) * PX,
             Some(width) => {
@@ -162,6 +169,13 @@ impl Frame {
         let ticks = i128::from(ticks.clamp(view.from, view.to) - view.from);
         self.left + i64::try_from(i128::from(self.plot) * ticks / length).unwrap_or(0)
     }
+}
+
+/// Characters of the longest `peak N`.
+fn widest_peak(drawing: &Drawing) -> i64 {
+    let peaks = drawing.lanes.iter().filter_map(Lane::peak_memory);
+    let longest = peaks.map(|peak| peak.to_string().len()).max().unwrap_or(0);
+    5 + i64::try_from(longest).unwrap_or(0)
 }
 
 /// Room for a two-digit label in the shortest op, between 600 and 1600 pixels in all.
@@ -260,7 +274,7 @@ impl Picture<'_> {
             self.text,
             "<style>\ntext{{fill:{}}} .head{{font-weight:bold}} .n{{text-anchor:middle}} \
              .r{{text-anchor:end}} .s{{font-size:10px}}\n.idle{{fill:{};stroke:{};stroke-width:.5}} \
-             .b{{stroke:{};stroke-width:.5}} .re{{fill:none;stroke-width:2;stroke-dasharray:3 2}}",
+             .b{{stroke:{};stroke-width:.5}} .re{{fill:none;stroke-width:2;stroke-dasharray:3 2}} .thin{{shape-rendering:crispEdges}}",
             palette::TEXT,
             palette::BUBBLE,
             palette::RULE,
@@ -322,7 +336,7 @@ impl Picture<'_> {
                 self.frame.x(view, block.end),
             );
             let class = class(view.drawing, block.op);
-            if end - x < PX {
+            if end - x < THIN {
                 match &mut thin {
                     Some((same, _, until)) if *same == class && x - *until < PX / 4 => *until = end,
                     _ => {
@@ -348,7 +362,7 @@ impl Picture<'_> {
         if let Some((class, x, end)) = thin.take() {
             let _ = writeln!(
                 self.text,
-                "<rect class=\"{class}\" x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\"/>",
+                "<rect class=\"{class} thin\" x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\"/>",
                 Px(x),
                 Px(y),
                 Px((end - x).max(PX / 4)),
@@ -359,7 +373,7 @@ impl Picture<'_> {
 
     fn block(&mut self, block: &Block, class: &str, at: (i64, i64), size: (i64, i64)) {
         let (x, y, width, height) = (at.0, at.1, size.0, size.1);
-        let border = if width >= 3 * PX { " b" } else { "" };
+        let border = if width >= 4 * PX { " b" } else { " thin" };
         let _ = write!(
             self.text,
             "<rect class=\"{class}{border}\" x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\"",
@@ -576,7 +590,7 @@ impl Picture<'_> {
             }
             let name = kind_name(kind);
             let name = if swatches > 1 {
-                format!("{name} (chunk a..{})", chunk_letter(chunks - 1))
+                format!("{name}, chunks 0 to {}", chunks - 1)
             } else {
                 name.to_owned()
             };

@@ -2,6 +2,7 @@
 
 mod grid;
 mod svg;
+mod trace;
 
 use std::collections::BTreeMap;
 

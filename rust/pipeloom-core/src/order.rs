@@ -361,6 +361,13 @@ impl RankOrder {
         self.len
     }
 
+    /// Whether some of its ops are overlapped pairs.
+    pub fn has_pairs(&self) -> bool {
+        self.streams
+            .iter()
+            .any(|stream| stream.flags.has(Flags::PAIR_FIRST))
+    }
+
     /// Whether the rank has no op.
     pub fn is_empty(&self) -> bool {
         self.len == 0
@@ -452,30 +459,38 @@ impl RankOrder {
         };
         for phase in &self.phases {
             run.width = phase.pattern.len();
-            let strides: Vec<(u32, u32)> = (0..run.width)
-                .map(|slot| occurrences(&phase.pattern, slot))
-                .collect();
+            // Per slot: counters left before the slot's chunk or direction changes.
+            let mut left = [0; MAX_PATTERN];
             let mut round = 0;
             while round < phase.repeats {
                 let mut rounds = phase.repeats - round;
-                for (slot, &id) in phase.pattern.iter().enumerate() {
-                    let (per_round, before) = strides[slot];
-                    let counter = phase.counters[usize::from(id)] + round * per_round + before;
-                    let stream = &self.streams[usize::from(id)];
-                    let cursor = stream.sequence.at(counter);
-                    // A stream used twice a round advances by two: such rounds go one by one.
-                    rounds = rounds.min(if per_round == 1 { cursor.left } else { 1 });
-                    let op = self.make(stream, cursor);
-                    run.slots[slot] = Slot {
-                        op,
-                        chunk: cursor.chunk,
-                        step: cursor.step,
-                        counter,
-                    };
+                for (at, &id) in phase.pattern.iter().enumerate() {
+                    let (per_round, before) = occurrences(&phase.pattern, at);
+                    if left[at] == 0 {
+                        let counter = phase.counters[usize::from(id)] + round * per_round + before;
+                        let stream = &self.streams[usize::from(id)];
+                        let cursor = stream.sequence.at(counter);
+                        let op = self.make(stream, cursor);
+                        run.slots[at] = Slot {
+                            op,
+                            chunk: cursor.chunk,
+                            step: cursor.step,
+                            counter,
+                        };
+                        // A stream used twice a round moves by two: such rounds go one by one.
+                        left[at] = if per_round == 1 { cursor.left } else { 1 };
+                    }
+                    rounds = rounds.min(left[at]);
                 }
                 run.rounds = rounds;
                 f(&run);
                 round += rounds;
+                for (slot, left) in run.slots[..run.width].iter_mut().zip(&mut left) {
+                    *left -= rounds;
+                    let moved = slot.step * rounds.cast_signed();
+                    slot.op.unit = Unit(slot.op.unit.0.wrapping_add_signed(moved));
+                    slot.counter += rounds;
+                }
             }
         }
     }

@@ -7,13 +7,13 @@ use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::ids::{Rank, Stage, Unit};
+use crate::ids::{Chunk, Rank, Stage, Unit};
 use crate::op::{Flags, Op, OpKind};
-use crate::order::RankOrder;
+use crate::order::{RankOrder, Sequence, Table};
 use crate::recompute::Mask;
 use crate::schedules::{Family, Params};
 use crate::semantics::{Semantics, Style};
-use crate::shape::Shape;
+use crate::shape::{Placement, Shape};
 
 /// Group of an op that belongs to no group of transfers.
 pub const NO_GROUP: u32 = u32::MAX;
@@ -287,6 +287,90 @@ impl Plan {
             ops,
             groups: Vec::new(),
         }
+    }
+
+    /// The ops of a rank as PyTorch's action text, an overlapped pair as one action.
+    pub fn actions(&self, rank: Rank) -> Vec<String> {
+        let ops = self.rank_ops(rank).ops;
+        let mut actions = Vec::with_capacity(ops.len());
+        let mut rest = ops.as_slice();
+        while let Some((&op, tail)) = rest.split_first() {
+            rest = tail;
+            match tail.split_first() {
+                Some((second, tail)) if op.flags.has(Flags::PAIR_FIRST) => {
+                    actions.push(format!("({op};{second})OVERLAP_F_B"));
+                    rest = tail;
+                }
+                _ => actions.push(op.to_string()),
+            }
+        }
+        actions
+    }
+
+    /// The group size N of table families with several chunks.
+    pub fn group_size(&self) -> Option<u32> {
+        (self.params.group > 0).then_some(self.params.group)
+    }
+
+    /// Chunk and unit of virtual microbatch `k` of the schedule table.
+    ///
+    /// # Errors
+    /// If the family has no table or `k` is not below `m * vp`.
+    pub fn virtual_microbatch(&self, k: u32, forward: bool) -> Result<(Chunk, Unit)> {
+        let Some(group) = self.group_size() else {
+            return Err(Error::config(
+                format!("{} has no schedule table", self.schedule),
+                "chunk_id and microbatch_id are for table families such as \"interleaved_1f1b\"",
+            ));
+        };
+        let table = Table::forward(self.shape.num_units(), self.shape.vp(), group);
+        let sequence = Sequence::Table(if forward { table } else { table.mirror() });
+        if k >= sequence.len() {
+            return Err(Error::config(
+                format!(
+                    "k={k} is out of range: the table has {} entries",
+                    sequence.len()
+                ),
+                format!("give 0..{} (num_microbatches times vp)", sequence.len()),
+            ));
+        }
+        let cursor = sequence.at(k);
+        Ok((cursor.chunk, cursor.unit))
+    }
+
+    /// The recompute flag of each forward step of a rank, if recompute was asked for.
+    pub fn recompute_mask(&self, rank: Rank) -> Option<Vec<bool>> {
+        let mask = self.mask(rank)?;
+        let steps = self.shape.num_units() * self.shape.chunks_per_rank();
+        Some((0..steps).map(|k| mask.recomputes(k)).collect())
+    }
+
+    /// One line: what the plan is.
+    pub fn describe(&self) -> String {
+        let shape = &self.shape;
+        let mut text = format!(
+            "Plan({:?}, pp={}, vp={}, num_microbatches={}",
+            &*self.schedule,
+            shape.pp(),
+            shape.vp(),
+            shape.num_microbatches()
+        );
+        if let Some(group) = self.group_size() {
+            text += &format!(", microbatch_group_size={group}");
+        }
+        if shape.num_seq_pieces() > 1 {
+            text += &format!(", num_seq_pieces={}", shape.num_seq_pieces());
+        }
+        if *shape.placement() != Placement::Loop {
+            text += &format!(", placement={:?}", shape.placement().name());
+        }
+        if self.params.forward_only {
+            text += ", forward_only=True";
+        }
+        if let Some(style) = self.style {
+            text += &format!(", style={:?}", style.name());
+        }
+        text + ")"
     }
 
     /// This plan with its ops held, for passes that read all of them.

@@ -1,10 +1,36 @@
 //! Python bindings of pipeloom-core: the export list.
 
+mod convert;
+mod detach;
+mod error;
+mod plan;
+mod violation;
+
 use pyo3::prelude::*;
+
+// Columns are large and short-lived. The system allocator gives their pages back at each free,
+// and faulting them in again costs five times what filling them does.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 #[pymodule]
 mod _core {
     #[pymodule_export]
+    use crate::error::{CheckError, ConfigError, LayoutError, ParseError, PlanError, SearchError};
+    #[pymodule_export]
+    use crate::plan::{Plan, plan, schedules_table};
+    #[pymodule_export]
+    use crate::violation::Violation;
+
+    #[pymodule_export]
     #[allow(non_upper_case_globals)]
     const __version__: &str = env!("CARGO_PKG_VERSION");
+    /// `release` or `debug`; benchmarks refuse the latter.
+    #[pymodule_export]
+    #[allow(non_upper_case_globals)]
+    const build_profile: &str = if cfg!(debug_assertions) {
+        "debug"
+    } else {
+        "release"
+    };
 }

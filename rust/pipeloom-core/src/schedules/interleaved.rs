@@ -2,10 +2,10 @@
 //! forward-only. All of them run the schedule table of [`Table`].
 
 use super::one_chunk::{capped, one_f_one_b_warmup, warm_steady_cool};
-use super::{Argument, Chunks, Family, Params, Request};
+use super::{Argument, Chunks, Family, Params};
 use crate::error::{Error, Result};
 use crate::ids::Rank;
-use crate::order::{RankOrder, Reversal, Sequence, Table};
+use crate::order::{Reversal, Sequence, Table};
 use crate::shape::{Placement, Shape};
 
 /// Interleaved 1F1B with groups of N microbatches.

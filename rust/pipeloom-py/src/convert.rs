@@ -1,0 +1,100 @@
+//! Python values to core types. Whatever is out of range becomes an error that names the
+//! argument: callers never see an `OverflowError` or a bare `TypeError`.
+
+use pipeloom_core::error::Error;
+use pipeloom_core::ids::{Rank, Stage, Unit};
+use pipeloom_core::op::Op;
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyInt};
+
+use crate::error::to_py;
+
+/// An integer argument within `low..=high`.
+///
+/// # Errors
+/// `TypeError` if it is no integer, `ConfigError` if it is out of range.
+pub(crate) fn integer(name: &str, value: &Bound<'_, PyAny>, low: u32, high: u32) -> PyResult<u32> {
+    if value.is_instance_of::<PyBool>() {
+        return Err(not_an_integer(name, value));
+    }
+    // Through __index__, so that numpy's integers are taken like Python's.
+    let index = if value.is_instance_of::<PyInt>() {
+        value.clone()
+    } else {
+        value
+            .call_method0("__index__")
+            .map_err(|_| not_an_integer(name, value))?
+    };
+    match index.extract::<i64>() {
+        Ok(number) if (i64::from(low)..=i64::from(high)).contains(&number) => {
+            u32::try_from(number).map_err(|_| not_an_integer(name, value))
+        }
+        _ => {
+            let range = if high == u32::MAX {
+                format!("at least {low}")
+            } else {
+                format!("between {low} and {high}")
+            };
+            let text = index
+                .str()
+                .map_or_else(|_| "a huge number".to_owned(), |s| s.to_string());
+            let shown: String = text.chars().take(40).collect();
+            Err(to_py(Error::config(
+                format!("{name}={shown} is out of range: it must be {range}"),
+                format!("give {name} a number that is {range}"),
+            )))
+        }
+    }
+}
+
+fn not_an_integer(name: &str, value: &Bound<'_, PyAny>) -> PyErr {
+    let kind = value
+        .get_type()
+        .name()
+        .map_or_else(|_| "?".to_owned(), |n| n.to_string());
+    let shown: String = value
+        .repr()
+        .map_or_else(|_| "?".to_owned(), |s| s.to_string())
+        .chars()
+        .take(60)
+        .collect();
+    PyTypeError::new_err(format!(
+        "{name} must be an integer, but got {shown} of type {kind}\nhint: give {name} as an int"
+    ))
+}
+
+/// A count: at least 1.
+pub(crate) fn count(name: &str, value: &Bound<'_, PyAny>) -> PyResult<u32> {
+    integer(name, value, 1, u32::MAX)
+}
+
+/// A rank; whether the plan has it is the core's to say.
+pub(crate) fn rank(value: &Bound<'_, PyAny>) -> PyResult<Rank> {
+    integer("rank", value, 0, u32::MAX).map(Rank)
+}
+
+/// A compute or transfer op from PyTorch's action text.
+pub(crate) fn op(text: &str) -> PyResult<Op> {
+    let digits = |s: &str| s.chars().take_while(char::is_ascii_digit).count();
+    let stage_len = digits(text);
+    let unit_len = text.chars().rev().take_while(char::is_ascii_digit).count();
+    let wrong = || {
+        to_py(Error::parse(
+            format!("{text:?} is not the text of an op"),
+            "an op is stage, kind, microbatch, as in \"2F0\" or \"1SEND_B3\"",
+        ))
+    };
+    if !text.is_ascii() || stage_len == 0 || unit_len == 0 || stage_len + unit_len >= text.len() {
+        return Err(wrong());
+    }
+    let (stage, rest) = text.split_at(stage_len);
+    let (kind, unit) = rest.split_at(rest.len() - unit_len);
+    let kind = pipeloom_core::op::OpKind::ALL
+        .into_iter()
+        .find(|k| k.text() == kind);
+    match (stage.parse(), kind, unit.parse()) {
+        (Ok(stage), Some(kind), Ok(unit)) => Ok(Op::new(Stage(stage), kind, Unit(unit))),
+        _ => Err(wrong()),
+    }
+}

@@ -1,0 +1,308 @@
+//! Class `Plan` and the functions that make plans.
+
+use std::collections::hash_map::DefaultHasher;
+use std::hash::{Hash, Hasher};
+
+use numpy::{Element, IntoPyArray, PyUntypedArray};
+use pipeloom_core::columns::Columns;
+use pipeloom_core::schedules::{self, Request};
+use pipeloom_core::shape::Placement;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyString};
+
+use crate::convert;
+use crate::detach::detach;
+use crate::error::to_py;
+
+/// All ranks' orders of one step.
+#[pyclass(frozen, module = "pipeloom._core")]
+pub(crate) struct Plan(pub(crate) pipeloom_core::plan::Plan);
+
+/// Plans a step; see `pipeloom.plan`.
+#[pyfunction]
+#[pyo3(signature = (schedule, *, pp, num_microbatches, vp=None, microbatch_group_size=None,
+    placement=None, num_seq_pieces=None, reverse_backward=None, forward_only=false,
+    extra_warmup=None, num_microbatches_with_partial_activation_checkpoints=None))]
+#[allow(clippy::too_many_arguments)] // the public signature
+pub(crate) fn plan(
+    schedule: &str,
+    pp: &Bound<'_, PyAny>,
+    num_microbatches: &Bound<'_, PyAny>,
+    vp: Option<&Bound<'_, PyAny>>,
+    microbatch_group_size: Option<&Bound<'_, PyAny>>,
+    placement: Option<&str>,
+    num_seq_pieces: Option<&Bound<'_, PyAny>>,
+    reverse_backward: Option<bool>,
+    forward_only: bool,
+    extra_warmup: Option<&Bound<'_, PyAny>>,
+    num_microbatches_with_partial_activation_checkpoints: Option<&Bound<'_, PyAny>>,
+) -> PyResult<Plan> {
+    let optional = |name: &str, value: Option<&Bound<'_, PyAny>>, low: u32| {
+        value
+            .map(|value| convert::integer(name, value, low, u32::MAX))
+            .transpose()
+    };
+    let kept = "num_microbatches_with_partial_activation_checkpoints";
+    let request = Request {
+        schedule: schedule.to_owned(),
+        pp: convert::count("pp", pp)?,
+        vp: optional("vp", vp, 1)?,
+        num_microbatches: convert::count("num_microbatches", num_microbatches)?,
+        microbatch_group_size: optional("microbatch_group_size", microbatch_group_size, 1)?,
+        placement: placement
+            .map(Placement::from_name)
+            .transpose()
+            .map_err(to_py)?,
+        num_seq_pieces: optional("num_seq_pieces", num_seq_pieces, 1)?.unwrap_or(1),
+        reverse_backward,
+        forward_only,
+        extra_warmup: optional("extra_warmup", extra_warmup, 0)?.unwrap_or(0),
+        partial_checkpoints: optional(
+            kept,
+            num_microbatches_with_partial_activation_checkpoints,
+            0,
+        )?,
+    };
+    schedules::plan(&request).map(Plan).map_err(to_py)
+}
+
+/// The schedules as (name, summary, source, constraints, vp, placement, arguments).
+#[pyfunction]
+pub(crate) fn schedules_table(py: Python<'_>) -> PyResult<Vec<Bound<'_, PyDict>>> {
+    schedules::FAMILIES
+        .iter()
+        .map(|family| {
+            let row = PyDict::new(py);
+            row.set_item("name", family.name)?;
+            row.set_item("summary", family.summary)?;
+            row.set_item("source", family.source)?;
+            row.set_item("constraints", family.constraints)?;
+            let vp = match family.chunks {
+                schedules::Chunks::Any => None,
+                schedules::Chunks::Exactly(own) => Some(own),
+            };
+            row.set_item("vp", vp)?;
+            row.set_item("placement", family.placement.name())?;
+            let arguments: Vec<&str> = family.arguments.iter().map(|a| a.name()).collect();
+            row.set_item("arguments", arguments)?;
+            Ok(row)
+        })
+        .collect()
+}
+
+#[pymethods]
+impl Plan {
+    #[getter]
+    fn schedule(&self) -> &str {
+        self.0.schedule()
+    }
+
+    #[getter]
+    fn pp(&self) -> u32 {
+        self.0.shape().pp()
+    }
+
+    #[getter]
+    fn vp(&self) -> u32 {
+        self.0.shape().vp()
+    }
+
+    #[getter]
+    fn num_microbatches(&self) -> u32 {
+        self.0.shape().num_microbatches()
+    }
+
+    #[getter]
+    fn num_seq_pieces(&self) -> u32 {
+        self.0.shape().num_seq_pieces()
+    }
+
+    #[getter]
+    fn num_stages(&self) -> u32 {
+        self.0.shape().num_stages()
+    }
+
+    #[getter]
+    fn num_replicas(&self) -> u32 {
+        self.0.shape().num_replicas()
+    }
+
+    #[getter]
+    fn placement(&self) -> &'static str {
+        self.0.shape().placement().name()
+    }
+
+    #[getter]
+    fn forward_only(&self) -> bool {
+        self.0.forward_only()
+    }
+
+    #[getter]
+    fn microbatch_group_size(&self) -> Option<u32> {
+        self.0.group_size()
+    }
+
+    #[getter]
+    fn semantics(&self) -> Vec<&'static str> {
+        self.0.promises().iter().map(|s| s.name()).collect()
+    }
+
+    #[getter]
+    fn style(&self) -> Option<&'static str> {
+        self.0.style().map(pipeloom_core::semantics::Style::name)
+    }
+
+    #[getter]
+    fn num_ops(&self) -> u64 {
+        self.0.total_len()
+    }
+
+    /// (rank, chunk) of each stage.
+    #[getter]
+    fn stages(&self) -> Vec<(u32, u32)> {
+        let shape = self.0.shape();
+        (0..shape.num_stages())
+            .map(pipeloom_core::ids::Stage)
+            .map(|stage| (shape.rank_of(stage).0, shape.chunk_of(stage).0))
+            .collect()
+    }
+
+    #[pyo3(signature = (rank, /))]
+    fn num_ops_of(&self, rank: &Bound<'_, PyAny>) -> PyResult<u64> {
+        let rank = convert::rank(rank)?;
+        self.0.require_rank(rank).map_err(to_py)?;
+        Ok(self.0.len(rank))
+    }
+
+    #[pyo3(signature = (rank, /))]
+    fn num_warmup(&self, rank: &Bound<'_, PyAny>) -> PyResult<u32> {
+        let rank = convert::rank(rank)?;
+        self.0.require_rank(rank).map_err(to_py)?;
+        Ok(self.0.num_warmup(rank))
+    }
+
+    #[pyo3(signature = (k, /, forward=true))]
+    fn chunk_id(&self, k: &Bound<'_, PyAny>, forward: bool) -> PyResult<u32> {
+        let k = convert::integer("k", k, 0, u32::MAX)?;
+        self.0
+            .virtual_microbatch(k, forward)
+            .map(|found| found.0.0)
+            .map_err(to_py)
+    }
+
+    #[pyo3(signature = (k, /, forward=true))]
+    fn microbatch_id(&self, k: &Bound<'_, PyAny>, forward: bool) -> PyResult<u32> {
+        let k = convert::integer("k", k, 0, u32::MAX)?;
+        let found = self.0.virtual_microbatch(k, forward).map_err(to_py)?;
+        Ok(self.0.shape().split_unit(found.1).0)
+    }
+
+    #[pyo3(signature = (rank, /))]
+    fn recompute_mask<'py>(
+        &self,
+        py: Python<'py>,
+        rank: &Bound<'_, PyAny>,
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let rank = convert::rank(rank)?;
+        self.0.require_rank(rank).map_err(to_py)?;
+        let mask = detach(py, || Ok(self.0.recompute_mask(rank)))?;
+        Ok(mask.map(|mask| mask.into_pyarray(py).into_any()))
+    }
+
+    #[pyo3(signature = (rank, /))]
+    fn ops(&self, py: Python<'_>, rank: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
+        let rank = convert::rank(rank)?;
+        self.0.require_rank(rank).map_err(to_py)?;
+        detach(py, || Ok(self.0.actions(rank)))
+    }
+
+    #[pyo3(signature = (rank, i, /))]
+    fn op(&self, rank: &Bound<'_, PyAny>, i: &Bound<'_, PyAny>) -> PyResult<String> {
+        let rank = convert::rank(rank)?;
+        let position = convert::integer("i", i, 0, u32::MAX)?;
+        self.0
+            .op(rank, u64::from(position))
+            .map(|op| op.to_string())
+            .map_err(to_py)
+    }
+
+    #[pyo3(signature = (rank, op, /))]
+    fn position(&self, rank: &Bound<'_, PyAny>, op: &str) -> PyResult<u64> {
+        let rank = convert::rank(rank)?;
+        self.0.position(rank, convert::op(op)?).map_err(to_py)
+    }
+
+    #[pyo3(signature = (rank, /))]
+    fn columns<'py>(
+        &self,
+        py: Python<'py>,
+        rank: &Bound<'_, PyAny>,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let rank = convert::rank(rank)?;
+        self.0.require_rank(rank).map_err(to_py)?;
+        let columns = detach(py, || Ok(self.0.columns(rank)))?;
+        columns_to_dict(py, columns)
+    }
+
+    fn __eq__(&self, py: Python<'_>, other: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let Ok(other) = other.cast::<Self>() else {
+            return Ok(false);
+        };
+        let other = other.get();
+        detach(py, || Ok(self.0 == other.0))
+    }
+
+    fn __hash__(&self) -> u64 {
+        // Fixed keys: the same plan hashes alike in every process.
+        let mut hasher = DefaultHasher::new();
+        self.0.hash(&mut hasher);
+        hasher.finish()
+    }
+
+    fn __repr__(&self) -> String {
+        self.0.describe()
+    }
+}
+
+fn columns_to_dict(py: Python<'_>, columns: Columns) -> PyResult<Bound<'_, PyDict>> {
+    let dict = PyDict::new(py);
+    let len = columns.kind.len();
+    dict.set_item(pyo3::intern!(py, "kind"), columns.kind.into_pyarray(py))?;
+    dict.set_item(pyo3::intern!(py, "stage"), columns.stage.into_pyarray(py))?;
+    dict.set_item(pyo3::intern!(py, "chunk"), columns.chunk.into_pyarray(py))?;
+    dict.set_item(
+        pyo3::intern!(py, "microbatch"),
+        columns.microbatch.into_pyarray(py),
+    )?;
+    let piece = or_zeros(py, columns.piece, len)?;
+    dict.set_item(pyo3::intern!(py, "piece"), piece)?;
+    let recompute = or_zeros(py, columns.recompute, len)?;
+    dict.set_item(pyo3::intern!(py, "recompute"), recompute)?;
+    let optional: [(&Bound<'_, PyString>, Option<Vec<u32>>); 3] = [
+        (pyo3::intern!(py, "pair"), columns.pair),
+        (pyo3::intern!(py, "peer"), columns.peer),
+        (pyo3::intern!(py, "group"), columns.group),
+    ];
+    for (name, column) in optional {
+        if let Some(column) = column {
+            dict.set_item(name, column.into_pyarray(py))?;
+        }
+    }
+    Ok(dict)
+}
+
+/// A column as an array; one that is all zeros takes no memory: a read-only array of stride 0.
+fn or_zeros<T: Element>(
+    py: Python<'_>,
+    column: Option<Vec<T>>,
+    len: usize,
+) -> PyResult<Bound<'_, PyAny>> {
+    match column {
+        Some(column) => Ok(column.into_pyarray(py).into_any()),
+        None => {
+            let zero = PyBytes::new(py, &[0; 4]);
+            let new = py.get_type::<PyUntypedArray>();
+            new.call1((len, numpy::dtype::<T>(py), zero, 0, (0,)))
+        }
+    }
+}

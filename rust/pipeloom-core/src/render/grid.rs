@@ -288,16 +288,17 @@ pub(super) fn header(drawing: &Drawing) -> String {
         drawing.time_text(drawing.makespan(), 3),
         decimal(i128::from(drawing.bubble_thousandths()), 10, 1)
     );
-    let peaks: Option<Vec<i64>> = drawing.lanes.iter().map(Lane::peak_memory).collect();
+    let peaks: Option<Vec<i64>> = drawing.lanes.iter().map(|lane| lane.peak_memory).collect();
     if let Some(peaks) = peaks {
         text.push_str("   peak memory");
         if peaks.len() <= LISTED_RANKS {
             for peak in &peaks {
-                let _ = write!(text, " {peak}");
+                let _ = write!(text, " {}", drawing.memory_text(*peak));
             }
         } else {
             let most = peaks.iter().max().copied().unwrap_or(0);
             let least = peaks.iter().min().copied().unwrap_or(0);
+            let (least, most) = (drawing.memory_text(least), drawing.memory_text(most));
             let _ = write!(text, " {least} to {most} a rank");
         }
     }

@@ -39,19 +39,16 @@ pub struct Block {
 pub struct Lane {
     /// The rank's ops, in its order.
     pub blocks: Vec<Block>,
-    /// Memory after each op, in bytes; empty if unknown.
+    /// Memory after each op, in memory ticks; empty if unknown.
     pub memory: Vec<i64>,
-    /// Memory before the first op, in bytes.
+    /// Memory before the first op.
     pub base_memory: i64,
+    /// The most memory the rank ever holds; none if unknown. At least [`Lane::memory`]'s highest:
+    /// what an op holds only while it runs counts.
+    pub peak_memory: Option<i64>,
 }
 
 impl Lane {
-    /// The most memory the rank ever holds; none if unknown.
-    pub fn peak_memory(&self) -> Option<i64> {
-        let most = self.memory.iter().copied().max()?;
-        Some(most.max(self.base_memory))
-    }
-
     /// The ops that compute, each with its position.
     pub fn compute(&self) -> impl Iterator<Item = (usize, &Block)> {
         let computes = |found: &(usize, &Block)| found.1.op.kind.is_compute();
@@ -81,6 +78,8 @@ pub struct Drawing {
     pub lanes: Vec<Lane>,
     /// Ticks in one unit of the caller's time.
     pub ticks_per_unit: i64,
+    /// Memory ticks in one unit of the caller's memory.
+    pub memory_ticks_per_unit: i64,
     /// The critical path as (rank, position); empty if unknown.
     pub critical_path: Vec<(Rank, usize)>,
 }
@@ -128,6 +127,7 @@ impl Drawing {
             shape: plan.shape().clone(),
             lanes: plan.shape().ranks().map(lane).collect::<Result<_>>()?,
             ticks_per_unit: ticks_per_unit.max(1),
+            memory_ticks_per_unit: 1,
             critical_path: Vec::new(),
         })
     }
@@ -164,6 +164,11 @@ impl Drawing {
     /// point, rounded, without trailing zeros.
     pub fn time_text(&self, ticks: i64, digits: u32) -> String {
         decimal(i128::from(ticks), i128::from(self.ticks_per_unit), digits)
+    }
+
+    /// Memory in the caller's unit, as [`Drawing::time_text`].
+    pub fn memory_text(&self, ticks: i64) -> String {
+        decimal(i128::from(ticks), i128::from(self.memory_ticks_per_unit), 3)
     }
 
     /// The part inside a window: ranks outside are empty, ops are those that overlap it.
@@ -280,7 +285,7 @@ impl<'a> View<'a> {
         Err(Error::config(
             format!("{what} of {count} ops is too big: the limit is {limit}"),
             "draw a part: slice it in time with --from and --to, or in ranks with --ranks \
-             (from=, to=, ranks= in Python)",
+             (window= and ranks= in Python)",
         ))
     }
 }

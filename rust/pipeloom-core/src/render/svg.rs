@@ -53,12 +53,7 @@ pub struct SvgOptions {
 pub fn svg(drawing: &Drawing, options: &SvgOptions) -> Result<String> {
     let view = drawing.slice(&options.window)?;
     view.limit("an SVG picture", MAX_OPS)?;
-    if options.memory
-        && drawing
-            .lanes
-            .iter()
-            .any(|lane| lane.peak_memory().is_none())
-    {
+    if options.memory && drawing.lanes.iter().any(|lane| lane.peak_memory.is_none()) {
         return Err(Error::config(
             "memory=True, but this drawing knows no memory",
             "draw a simulated plan, or leave memory out",
@@ -152,7 +147,7 @@ impl Frame {
             most_memory: drawing
                 .lanes
                 .iter()
-                .filter_map(Lane::peak_memory)
+                .filter_map(|lane| lane.peak_memory)
                 .max()
                 .unwrap_or(0),
             titles: ops <= MAX_TITLES,
@@ -173,8 +168,11 @@ impl Frame {
 
 /// Characters of the longest `peak N`.
 fn widest_peak(drawing: &Drawing) -> i64 {
-    let peaks = drawing.lanes.iter().filter_map(Lane::peak_memory);
-    let longest = peaks.map(|peak| peak.to_string().len()).max().unwrap_or(0);
+    let peaks = drawing.lanes.iter().filter_map(|lane| lane.peak_memory);
+    let longest = peaks
+        .map(|peak| drawing.memory_text(peak).len())
+        .max()
+        .unwrap_or(0);
     5 + i64::try_from(longest).unwrap_or(0)
 }
 
@@ -507,7 +505,7 @@ impl Picture<'_> {
             Px(bottom),
             Px(self.frame.left - GAP),
             Px(bottom - 6 * PX),
-            lane.peak_memory().unwrap_or(0)
+            view.drawing.memory_text(lane.peak_memory.unwrap_or(0))
         );
     }
 

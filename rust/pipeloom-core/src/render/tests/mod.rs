@@ -58,6 +58,7 @@ pub(crate) fn drawn(schedule: &str, pp: u32, vp: Option<u32>, m: u32) -> Drawing
             };
             lane.memory.push(live);
         }
+        lane.peak_memory = lane.memory.iter().copied().max();
     }
     drawing
 }
@@ -71,7 +72,7 @@ fn numbers_of_1f1b_are_the_textbook_ones() {
     let peaks: Vec<_> = drawing
         .lanes
         .iter()
-        .map(|lane| lane.peak_memory().unwrap())
+        .map(|lane| lane.peak_memory.unwrap())
         .collect();
     assert_eq!(peaks, [4, 3, 2, 1]);
 }

@@ -175,7 +175,7 @@ fn what_is_unknown_is_not_drawn() {
     drawing.critical_path = vec![(Rank(0), 0), (Rank(1), 0)];
     let text = svg(&drawing, &path).unwrap();
     assert_eq!(text.matches("fill=\"none\" stroke=\"#000000\"").count(), 2);
-    drawing.lanes[0].memory.clear();
+    drawing.lanes[0].peak_memory = None;
     assert!(
         svg(&drawing, &options())
             .unwrap_err()

@@ -307,6 +307,70 @@ impl Plan {
         actions
     }
 
+    /// Number of actions of a rank: ops, an overlapped pair counted once.
+    pub fn num_actions(&self, rank: Rank) -> u64 {
+        match self.held_ops(rank) {
+            Some(held) => held
+                .ops
+                .iter()
+                .filter(|op| !op.flags.has(Flags::PAIR_SECOND))
+                .count() as u64,
+            None => self
+                .closed_form(rank)
+                .map_or(0, |order| order.num_actions()),
+        }
+    }
+
+    /// The text of a rank's action `i`: entry `i` of [`Plan::actions`], in O(1) for closed-form
+    /// families.
+    ///
+    /// # Errors
+    /// If the rank or `i` is out of range.
+    pub fn action(&self, rank: Rank, i: u64) -> Result<String> {
+        self.require_rank(rank)?;
+        let position = match self.held_ops(rank) {
+            Some(held) => (0u64..)
+                .zip(&held.ops)
+                .filter(|(_, op)| !op.flags.has(Flags::PAIR_SECOND))
+                .nth(usize::try_from(i).unwrap_or(usize::MAX))
+                .map(|(position, _)| position),
+            None => self
+                .closed_form(rank)
+                .and_then(|order| order.position_of_action(i)),
+        };
+        let Some(position) = position else {
+            let len = self.num_actions(rank);
+            return Err(Error::config(
+                format!("i={i} is out of range: rank {rank} has {len} actions"),
+                format!("actions of rank {rank} are 0..{len}"),
+            ));
+        };
+        let op = self.op(rank, position)?;
+        if op.flags.has(Flags::PAIR_FIRST) {
+            let second = self.op(rank, position + 1)?;
+            return Ok(format!("({op};{second})OVERLAP_F_B"));
+        }
+        Ok(op.to_string())
+    }
+
+    /// Which action of a rank an op belongs to: its index in [`Plan::actions`].
+    ///
+    /// # Errors
+    /// If the rank is out of range or does not run the op.
+    pub fn action_of(&self, rank: Rank, op: Op) -> Result<u64> {
+        let position = self.position(rank, op)?;
+        if let Some(held) = self.held_ops(rank) {
+            let upto = usize::try_from(position).map_or(held.ops.len(), |at| at + 1);
+            let second = |op: &&Op| op.flags.has(Flags::PAIR_SECOND);
+            Ok(position - held.ops[..upto].iter().filter(second).count() as u64)
+        } else {
+            let order = self.closed_form(rank);
+            Ok(order
+                .and_then(|order| order.action_of_position(position))
+                .unwrap_or(position))
+        }
+    }
+
     /// The group size N of table families with several chunks.
     pub fn group_size(&self) -> Option<u32> {
         (self.params.group > 0).then_some(self.params.group)
@@ -348,29 +412,28 @@ impl Plan {
     /// One line: what the plan is.
     pub fn describe(&self) -> String {
         let shape = &self.shape;
-        let mut text = format!(
-            "Plan({:?}, pp={}, vp={}, num_microbatches={}",
-            &*self.schedule,
-            shape.pp(),
-            shape.vp(),
-            shape.num_microbatches()
-        );
+        let mut parts = vec![
+            format!("{:?}", &*self.schedule),
+            format!("pp={}", shape.pp()),
+            format!("vp={}", shape.vp()),
+            format!("num_microbatches={}", shape.num_microbatches()),
+        ];
         if let Some(group) = self.group_size() {
-            text += &format!(", microbatch_group_size={group}");
+            parts.push(format!("microbatch_group_size={group}"));
         }
         if shape.num_seq_pieces() > 1 {
-            text += &format!(", num_seq_pieces={}", shape.num_seq_pieces());
+            parts.push(format!("num_seq_pieces={}", shape.num_seq_pieces()));
         }
         if *shape.placement() != Placement::Loop {
-            text += &format!(", placement={:?}", shape.placement().name());
+            parts.push(format!("placement={:?}", shape.placement().name()));
         }
         if self.params.forward_only {
-            text += ", forward_only=True";
+            parts.push("forward_only=True".to_owned());
         }
         if let Some(style) = self.style {
-            text += &format!(", style={:?}", style.name());
+            parts.push(format!("style={:?}", style.name()));
         }
-        text + ")"
+        format!("Plan({})", parts.join(", "))
     }
 
     /// This plan with its ops held, for passes that read all of them.

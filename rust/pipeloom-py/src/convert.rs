@@ -74,8 +74,12 @@ pub(crate) fn rank(value: &Bound<'_, PyAny>) -> PyResult<Rank> {
     integer("rank", value, 0, u32::MAX).map(Rank)
 }
 
-/// A compute or transfer op from PyTorch's action text.
+/// A compute or transfer op from PyTorch's action text; of an overlapped pair, its forward.
 pub(crate) fn op(text: &str) -> PyResult<Op> {
+    let pair = text
+        .strip_prefix('(')
+        .and_then(|rest| rest.strip_suffix(")OVERLAP_F_B"));
+    let text = pair.and_then(|pair| pair.split(';').next()).unwrap_or(text);
     let digits = |s: &str| s.chars().take_while(char::is_ascii_digit).count();
     let stage_len = digits(text);
     let unit_len = text.chars().rev().take_while(char::is_ascii_digit).count();

@@ -219,17 +219,14 @@ impl Plan {
     #[pyo3(signature = (rank, i, /))]
     fn op(&self, rank: &Bound<'_, PyAny>, i: &Bound<'_, PyAny>) -> PyResult<String> {
         let rank = convert::rank(rank)?;
-        let position = convert::integer("i", i, 0, u32::MAX)?;
-        self.0
-            .op(rank, u64::from(position))
-            .map(|op| op.to_string())
-            .map_err(to_py)
+        let i = convert::integer("i", i, 0, u32::MAX)?;
+        self.0.action(rank, u64::from(i)).map_err(to_py)
     }
 
     #[pyo3(signature = (rank, op, /))]
     fn position(&self, rank: &Bound<'_, PyAny>, op: &str) -> PyResult<u64> {
         let rank = convert::rank(rank)?;
-        self.0.position(rank, convert::op(op)?).map_err(to_py)
+        self.0.action_of(rank, convert::op(op)?).map_err(to_py)
     }
 
     #[pyo3(signature = (rank, /))]
@@ -297,12 +294,11 @@ fn or_zeros<T: Element>(
     column: Option<Vec<T>>,
     len: usize,
 ) -> PyResult<Bound<'_, PyAny>> {
-    match column {
-        Some(column) => Ok(column.into_pyarray(py).into_any()),
-        None => {
-            let zero = PyBytes::new(py, &[0; 4]);
-            let new = py.get_type::<PyUntypedArray>();
-            new.call1((len, numpy::dtype::<T>(py), zero, 0, (0,)))
-        }
+    if let Some(column) = column {
+        Ok(column.into_pyarray(py).into_any())
+    } else {
+        let zero = PyBytes::new(py, &[0; 4]);
+        let new = py.get_type::<PyUntypedArray>();
+        new.call1((len, numpy::dtype::<T>(py), zero, 0, (0,)))
     }
 }

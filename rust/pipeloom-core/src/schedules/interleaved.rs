@@ -116,7 +116,7 @@ fn interleaved_warmup(shape: &Shape, params: &Params, rank: Rank) -> u32 {
 
 /// The group size if none is given: the smallest that Megatron's rule allows, which has the
 /// smallest makespan in every configuration tried.
-fn default_group(pp: u32, units: u32) -> u32 {
+pub(super) fn default_group(pp: u32, units: u32) -> u32 {
     if units.is_multiple_of(pp) {
         return pp;
     }

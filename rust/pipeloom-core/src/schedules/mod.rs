@@ -1,7 +1,11 @@
 //! The schedules: the rules that make plans, one file a family, listed by name in [`FAMILIES`].
 
+mod dualpipe;
 mod interleaved;
 mod one_chunk;
+mod sequence;
+mod v;
+mod zero_bubble;
 
 use crate::error::{Error, Result};
 use crate::ids::Rank;
@@ -102,6 +106,13 @@ pub static FAMILIES: &[&Family] = &[
     &one_chunk::EAGER_ONE_F_ONE_B,
     &interleaved::INTERLEAVED,
     &interleaved::LOOPED_BFS,
+    &zero_bubble::ZB_H1,
+    &zero_bubble::ZB_H2,
+    &zero_bubble::INTERLEAVED_ZB,
+    &v::ZB_V,
+    &dualpipe::DUALPIPE_V,
+    &dualpipe::DUALPIPE,
+    &sequence::SEQ_1F1B,
     &interleaved::FORWARD_ONLY,
 ];
 

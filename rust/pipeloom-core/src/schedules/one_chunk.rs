@@ -76,7 +76,7 @@ pub(super) static EAGER_ONE_F_ONE_B: Family = Family {
 };
 
 #[allow(clippy::unnecessary_wraps)] // the signature is `Family::validate`'s
-fn accept(_: &Shape, _: &Request, _: &mut Params) -> Result<()> {
+pub(super) fn accept(_: &Shape, _: &Request, _: &mut Params) -> Result<()> {
     Ok(())
 }
 

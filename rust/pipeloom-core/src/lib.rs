@@ -12,6 +12,9 @@
 //! | what transfers may do to the program | [`semantics`] |
 //! | which forwards are run again | [`recompute`] |
 //! | pictures: text, SVG, Chrome trace | [`render`] |
+//! | what ops cost | [`cost`] |
+//! | which rules a plan breaks | [`check`] |
+//! | when each op runs, and its memory | [`simulate`] |
 //! | what is wrong with bad input | [`error`] |
 //!
 //! No Python, no IO, no clock, no randomness: the same input gives the same plan everywhere.
@@ -27,6 +30,8 @@
 
 pub mod check;
 pub mod columns;
+pub mod cost;
+pub(crate) mod engine;
 pub mod error;
 pub mod ids;
 pub mod op;
@@ -37,3 +42,4 @@ pub mod render;
 pub mod schedules;
 pub mod semantics;
 pub mod shape;
+pub mod simulate;

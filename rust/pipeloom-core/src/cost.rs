@@ -316,7 +316,10 @@ impl Costs {
             .collect::<Result<_>>()?;
         let static_memory = shape
             .ranks()
-            .map(|rank| self.static_memory.ticks("static_memory", rank.index(), memory_bits))
+            .map(|rank| {
+                self.static_memory
+                    .ticks("static_memory", rank.index(), memory_bits)
+            })
             .collect::<Result<_>>()?;
         Ok(Ticks {
             time_bits,
@@ -334,10 +337,15 @@ impl Costs {
             .filter_map(|(name, values)| Some((name, values?)))
             .chain(self.memories().into_iter().take(4));
         for (name, values) in per_stage {
-            let Values::Each(numbers) = values else { continue };
+            let Values::Each(numbers) = values else {
+                continue;
+            };
             if numbers.len() != stages as usize && numbers.len() != replica as usize {
                 return Err(Error::config(
-                    format!("{name} has {} numbers, but the plan has {stages} stages", numbers.len()),
+                    format!(
+                        "{name} has {} numbers, but the plan has {stages} stages",
+                        numbers.len()
+                    ),
                     format!("give one number, or {stages}, one a stage"),
                 ));
             }
@@ -397,7 +405,9 @@ impl Costs {
 
     fn transfer(&self, source: Rank, destination: Rank, bits: u32) -> Result<i64> {
         let latency = self.latency.at(source, destination);
-        let start = latency.scaled(bits).ok_or_else(|| too_large("latency", latency))?;
+        let start = latency
+            .scaled(bits)
+            .ok_or_else(|| too_large("latency", latency))?;
         let bytes = self.boundary_bytes.at(source, destination);
         if self.bandwidth.is_none() {
             return Ok(start);
@@ -409,7 +419,13 @@ impl Costs {
             .ok_or_else(|| too_large("boundary_bytes", bytes))
     }
 
-    fn stage_ticks(&self, shape: &Shape, stage: Stage, bits: u32, memory: u32) -> Result<StageTicks> {
+    fn stage_ticks(
+        &self,
+        shape: &Shape,
+        stage: Stage,
+        bits: u32,
+        memory: u32,
+    ) -> Result<StageTicks> {
         let at = stage.index();
         let optional = |name, values: &Option<Values>| {
             let ticks = values.as_ref().map(|values| values.ticks(name, at, bits));
@@ -417,7 +433,9 @@ impl Costs {
         };
         let transfer = |forward| {
             let peer = shape.peer(stage, forward);
-            peer.map_or(Ok(0), |peer| self.transfer(shape.rank_of(stage), peer, bits))
+            peer.map_or(Ok(0), |peer| {
+                self.transfer(shape.rank_of(stage), peer, bits)
+            })
         };
         let forward = self.forward.ticks("forward", at, bits)?;
         let backward_input = self.backward_input.ticks("backward_input", at, bits)?;
@@ -433,11 +451,19 @@ impl Costs {
             to_next: transfer(true)?,
             to_previous: transfer(false)?,
             memory_forward: self.memory_forward.ticks("memory_forward", at, memory)?,
-            memory_backward_input: self.memory_backward_input.ticks("memory_backward_input", at, memory)?,
-            memory_backward_weight: self
-                .memory_backward_weight
-                .ticks("memory_backward_weight", at, memory)?,
-            memory_recompute: self.memory_recompute.ticks("memory_recompute", at, memory)?,
+            memory_backward_input: self.memory_backward_input.ticks(
+                "memory_backward_input",
+                at,
+                memory,
+            )?,
+            memory_backward_weight: self.memory_backward_weight.ticks(
+                "memory_backward_weight",
+                at,
+                memory,
+            )?,
+            memory_recompute: self
+                .memory_recompute
+                .ticks("memory_recompute", at, memory)?,
         })
     }
 }
@@ -477,7 +503,10 @@ impl Ticks {
         let largest = |total: &dyn Fn(&StageTicks) -> i128| {
             self.stages.iter().map(total).max().unwrap_or(0) * i128::from(num_ops)
         };
-        let fixed = self.static_memory.iter().map(|&ticks| i128::from(ticks).abs());
+        let fixed = self
+            .static_memory
+            .iter()
+            .map(|&ticks| i128::from(ticks).abs());
         let memory = largest(&memory) + fixed.max().unwrap_or(0);
         for (what, total) in [("time", largest(&time)), ("memory", memory)] {
             if total > i128::from(MAX_TICKS) {

@@ -20,4 +20,6 @@ pub struct Violation {
     /// How to mend it.
     pub hint: String,
 }
-pub(crate) fn deadlocks(_: &Program<'_>, _: Semantics) -> Vec<Violation> { Vec::new() }
+pub(crate) fn deadlocks(_: &Program<'_>, _: Semantics) -> Vec<Violation> {
+    Vec::new()
+}

@@ -220,7 +220,9 @@ impl<'a, const TIMED: bool> Engine<'a, TIMED> {
             start = start.max(self.ready(second)?);
         }
         let at = self.at[rank];
-        let duration = self.ticks.map_or(0, |ticks| duration(&ticks.stages, op, second));
+        let duration = self
+            .ticks
+            .map_or(0, |ticks| duration(&ticks.stages, op, second));
         let end = start + duration;
         if TIMED {
             self.now[rank] = end;
@@ -343,12 +345,19 @@ impl<'a, const TIMED: bool> Engine<'a, TIMED> {
     /// Time of a transfer on a channel.
     #[inline]
     fn channel_time(&self, channel: u32) -> i64 {
-        self.channel_times.get(channel as usize).copied().unwrap_or(0)
+        self.channel_times
+            .get(channel as usize)
+            .copied()
+            .unwrap_or(0)
     }
 
     /// The slot of the message that a transfer carries.
     fn slot(&self, op: Op) -> usize {
-        let (cell, cells, units) = (self.program.cell(op), self.done.len(), self.program.num_units);
+        let (cell, cells, units) = (
+            self.program.cell(op),
+            self.done.len(),
+            self.program.num_units,
+        );
         match op.kind {
             OpKind::SendForward => (cell + units).min(2 * cells - 1),
             OpKind::RecvBackward => cell + cells,
@@ -381,10 +390,9 @@ fn op_duration(stages: &[StageTicks], op: Op) -> i64 {
         OpKind::Backward => stage.backward,
         OpKind::BackwardInput => stage.backward_input,
         OpKind::BackwardWeight => stage.backward_weight,
-        OpKind::SendForward
-        | OpKind::RecvForward
-        | OpKind::SendBackward
-        | OpKind::RecvBackward => 0,
+        OpKind::SendForward | OpKind::RecvForward | OpKind::SendBackward | OpKind::RecvBackward => {
+            0
+        }
     }
 }
 
@@ -392,7 +400,11 @@ fn op_duration(stages: &[StageTicks], op: Op) -> i64 {
 #[inline]
 fn recompute_duration(stages: &[StageTicks], op: Op) -> i64 {
     let again = op.flags.has(Flags::RECOMPUTE) && op.kind.gives_input_gradient();
-    if again { stages[op.stage.index()].recompute } else { 0 }
+    if again {
+        stages[op.stage.index()].recompute
+    } else {
+        0
+    }
 }
 
 /// How long a compute op, or an overlapped pair, takes.
@@ -402,7 +414,11 @@ pub(crate) fn duration(stages: &[StageTicks], op: Op, second: Option<Op>) -> i64
     let Some(second) = second else {
         return alone(op);
     };
-    let forward = if op.kind == OpKind::Forward { op } else { second };
+    let forward = if op.kind == OpKind::Forward {
+        op
+    } else {
+        second
+    };
     match stages[forward.stage.index()].overlapped {
         Some(pair) => pair + recompute_duration(stages, op) + recompute_duration(stages, second),
         None => alone(op) + alone(second),

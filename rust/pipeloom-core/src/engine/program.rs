@@ -24,7 +24,11 @@ pub(crate) struct Channel {
 impl Channel {
     /// The rank at one end.
     pub(crate) fn end(&self, source: bool) -> Rank {
-        if source { self.source } else { self.destination }
+        if source {
+            self.source
+        } else {
+            self.destination
+        }
     }
 }
 
@@ -72,9 +76,12 @@ impl<'a> Program<'a> {
             plan.forward_only() || !has(|op| op.kind.is_compute() && op.kind != OpKind::Forward);
         let num_ops = ranks.iter().map(|rank| rank.ops.len() as u64).sum();
         let (stages, channels) = tables(shape);
-        let mut pairs: Vec<(Rank, Rank)> = channels.iter().map(|c| (c.source, c.destination)).collect();
+        let mut pairs: Vec<(Rank, Rank)> =
+            channels.iter().map(|c| (c.source, c.destination)).collect();
         pairs.dedup();
-        let links = channels.iter().map(|c| index_in(&pairs, &(c.source, c.destination)));
+        let links = channels
+            .iter()
+            .map(|c| index_in(&pairs, &(c.source, c.destination)));
         Self {
             shape,
             links: links.collect(),
@@ -117,9 +124,10 @@ impl<'a> Program<'a> {
         let mut times = vec![0; self.channels.len()];
         for (links, ticks) in self.stages.iter().zip(&ticks.stages) {
             let [send_forward, _, send_backward, _] = links.channels;
-            for (channel, time) in
-                [(send_forward, ticks.to_next), (send_backward, ticks.to_previous)]
-            {
+            for (channel, time) in [
+                (send_forward, ticks.to_next),
+                (send_backward, ticks.to_previous),
+            ] {
                 if channel != NONE {
                     times[channel as usize] = time;
                 }
@@ -141,7 +149,11 @@ impl<'a> Program<'a> {
                     continue;
                 }
                 let channel = self.channel(op) as usize;
-                if self.channels.get(channel).is_some_and(|c| c.end(op.kind.is_send()).index() == rank) {
+                if self
+                    .channels
+                    .get(channel)
+                    .is_some_and(|c| c.end(op.kind.is_send()).index() == rank)
+                {
                     ends[channel][usize::from(op.kind.is_recv())].push(at);
                 }
             }
@@ -158,7 +170,9 @@ impl<'a> Program<'a> {
                 && ops.group(at) == group
                 && !ops.ops[at].kind.is_compute()
         };
-        (from + 1..ops.ops.len()).find(|at| !same(at)).unwrap_or(ops.ops.len())
+        (from + 1..ops.ops.len())
+            .find(|at| !same(at))
+            .unwrap_or(ops.ops.len())
     }
 }
 

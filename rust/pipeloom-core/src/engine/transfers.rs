@@ -97,7 +97,11 @@ impl<const TIMED: bool> Engine<'_, TIMED> {
         let slot = self.slot(op);
         let made = self.messages[slot];
         if made < 0 && made != super::NOT_YET {
-            self.deliver(self.program.channels[channel as usize].destination.0, slot, !made);
+            self.deliver(
+                self.program.channels[channel as usize].destination.0,
+                slot,
+                !made,
+            );
         }
     }
 
@@ -109,7 +113,11 @@ impl<const TIMED: bool> Engine<'_, TIMED> {
         }
         let channel = self.program.channel(op);
         let ends = *self.program.channels.get(channel as usize)?;
-        let end = if op.kind.is_send() { ends.source } else { ends.destination };
+        let end = if op.kind.is_send() {
+            ends.source
+        } else {
+            ends.destination
+        };
         (end.index() == rank).then_some(Posted {
             position,
             channel,
@@ -122,7 +130,9 @@ impl<const TIMED: bool> Engine<'_, TIMED> {
     fn post_group(&mut self, rank: usize, from: usize, to: usize) {
         self.at[rank] = to;
         self.streams[rank].group_start = from;
-        let members = (from..to).filter(|&at| self.posted(rank, at).is_some()).count();
+        let members = (from..to)
+            .filter(|&at| self.posted(rank, at).is_some())
+            .count();
         #[allow(clippy::cast_possible_truncation)] // a group has fewer members than a rank has ops
         let open = members as u32;
         self.streams[rank].open = open;
@@ -130,7 +140,13 @@ impl<const TIMED: bool> Engine<'_, TIMED> {
         let now = self.now[rank];
         for at in from..to {
             if let Some(posted) = self.posted(rank, at) {
-                self.post_on_channel(rank, Posted { time: now, ..posted });
+                self.post_on_channel(
+                    rank,
+                    Posted {
+                        time: now,
+                        ..posted
+                    },
+                );
             }
         }
     }
@@ -145,7 +161,11 @@ impl<const TIMED: bool> Engine<'_, TIMED> {
             }
         };
         lane.posted.pop_front();
-        let (send, recv) = if mine.is_send { (mine, theirs) } else { (theirs, mine) };
+        let (send, recv) = if mine.is_send {
+            (mine, theirs)
+        } else {
+            (theirs, mine)
+        };
         let posted = mine.time.max(theirs.time);
         let matched = Matched {
             send: send.position,
@@ -155,7 +175,8 @@ impl<const TIMED: bool> Engine<'_, TIMED> {
         if TIMED && self.link_contention {
             lane.matched.push_back(matched);
             if lane.matched.len() == 1 {
-                self.contended.push(Reverse((posted.max(lane.free), mine.channel)));
+                self.contended
+                    .push(Reverse((posted.max(lane.free), mine.channel)));
             }
         } else {
             let start = posted.max(lane.free);
@@ -178,7 +199,8 @@ impl<const TIMED: bool> Engine<'_, TIMED> {
         let lane = &self.lanes[channel as usize];
         self.link_free[link] = lane.free;
         if let Some(next) = lane.matched.front() {
-            self.contended.push(Reverse((next.posted.max(lane.free), channel)));
+            self.contended
+                .push(Reverse((next.posted.max(lane.free), channel)));
         }
         true
     }
@@ -208,7 +230,11 @@ impl<const TIMED: bool> Engine<'_, TIMED> {
         self.streams[peer].posted.pop_front();
         let free = self.streams[rank].free.max(self.streams[peer].free);
         let start = mine.time.max(theirs.time).max(free);
-        let (send, recv) = if mine.is_send { (mine, theirs) } else { (theirs, mine) };
+        let (send, recv) = if mine.is_send {
+            (mine, theirs)
+        } else {
+            (theirs, mine)
+        };
         let matched = Matched {
             send: send.position,
             recv: recv.position,
@@ -235,7 +261,10 @@ impl<const TIMED: bool> Engine<'_, TIMED> {
             }
         }
         let recv = self.program.ranks[destination].ops[matched.recv];
-        debug_assert!(matches!(recv.kind, OpKind::RecvForward | OpKind::RecvBackward));
+        debug_assert!(matches!(
+            recv.kind,
+            OpKind::RecvForward | OpKind::RecvBackward
+        ));
         self.deliver(ends.destination.0, self.slot(recv), end);
         for rank in [source, destination] {
             let stream = &mut self.streams[rank];

@@ -6,6 +6,7 @@
 
 pub mod grid;
 pub mod palette;
+mod predicted;
 pub mod svg;
 pub mod trace;
 

@@ -95,18 +95,26 @@ pub(super) fn bounds(program: &Program<'_>, ticks: &Ticks, peaks: &[i64]) -> Bou
         .collect();
     let on_rank = |rank: usize| {
         let stages = program.stages.iter().enumerate();
-        stages.filter(move |(_, links)| links.rank as usize == rank).map(|(stage, _)| stage)
+        stages
+            .filter(move |(_, links)| links.rank as usize == rank)
+            .map(|(stage, _)| stage)
     };
     let ramp = |rank: usize| on_rank(rank).map(|stage| paths.to_forward[stage]).min();
     let work = (0..works.len()).map(|rank| ramp(rank).unwrap_or(0) + works[rank]);
     let drain = sums.iter().enumerate().filter(|(_, sum)| sum.forwards > 0);
     let drain = drain.map(|(stage, sum)| paths.to_forward[stage] + sum.busy + paths.home[stage]);
-    let memory = (0..works.len()).filter(|_| !program.forward_only).map(|rank| {
-        let stages: Vec<usize> = on_rank(rank).collect();
-        let wait = stages.iter().map(|&stage| paths.to_backward[stage]).min().unwrap_or(0);
-        let room = peaks[rank] - ticks.static_memory[rank];
-        wait + works[rank] - forwards_that_fit(&sums, &stages, room)
-    });
+    let memory = (0..works.len())
+        .filter(|_| !program.forward_only)
+        .map(|rank| {
+            let stages: Vec<usize> = on_rank(rank).collect();
+            let wait = stages
+                .iter()
+                .map(|&stage| paths.to_backward[stage])
+                .min()
+                .unwrap_or(0);
+            let room = peaks[rank] - ticks.static_memory[rank];
+            wait + works[rank] - forwards_that_fit(&sums, &stages, room)
+        });
     let round_trip = round_trip(program, ticks, &sums, &paths, peaks);
     let bound = |name, ticks: Option<i64>| Bound {
         name,
@@ -196,7 +204,8 @@ fn paths(program: &Program<'_>, ticks: &Ticks, sums: &[StageSum]) -> Paths {
     let mut to_forward = vec![0; len];
     for (stage, links) in program.stages.iter().enumerate() {
         if let Some(from) = neighbour(links, false) {
-            to_forward[stage] = to_forward[from] + least(sums[from].forward) + ticks.stages[from].to_next;
+            to_forward[stage] =
+                to_forward[from] + least(sums[from].forward) + ticks.stages[from].to_next;
         }
     }
     let mut to_backward = vec![0; len];
@@ -258,7 +267,11 @@ fn round_trip(
     let paired = sums.iter().any(|sum| sum.paired);
     let honest = ticks.stages.iter().all(|stage| {
         let after_input = stage.memory_forward + stage.memory_backward_input;
-        stage.memory_forward.min(stage.memory_recompute).min(after_input) >= 0
+        stage
+            .memory_forward
+            .min(stage.memory_recompute)
+            .min(after_input)
+            >= 0
             && after_input + stage.memory_backward_weight >= 0
     });
     if paired || !honest || program.forward_only {
@@ -273,15 +286,24 @@ fn round_trip(
         let rank = links.rank as usize;
         let room = peaks[rank] - ticks.static_memory[rank];
         let holds = [Some((sum.held, 0)), until_weight].into_iter().flatten();
-        let bound = holds.filter(|&(held, _)| held > 0 && room >= held).map(|(held, weight)| {
-            let fit = room / held;
-            let rounds = (sum.forwards + fit - 1) / fit;
-            rounds.saturating_mul(until_backward + weight)
-        });
+        let bound = holds
+            .filter(|&(held, _)| held > 0 && room >= held)
+            .map(|(held, weight)| {
+                let fit = room / held;
+                let rounds = (sum.forwards + fit - 1) / fit;
+                rounds.saturating_mul(until_backward + weight)
+            });
         bound.max()
     };
-    let firsts = program.stages.iter().enumerate().filter(|(_, links)| links.previous == NONE);
-    firsts.filter_map(|(stage, links)| trips(links, stage)).max().unwrap_or(0)
+    let firsts = program
+        .stages
+        .iter()
+        .enumerate()
+        .filter(|(_, links)| links.previous == NONE);
+    firsts
+        .filter_map(|(stage, links)| trips(links, stage))
+        .max()
+        .unwrap_or(0)
 }
 
 /// The shortest duration found; 0 if there was none.

@@ -98,7 +98,8 @@ impl Trace<'_> {
 
     /// The op that ends last; the lowest rank's if several do.
     fn last(&self) -> Option<Place> {
-        let places = |(rank, times): (usize, &Times)| (0..times.end.len()).map(move |at| (rank, at));
+        let places =
+            |(rank, times): (usize, &Times)| (0..times.end.len()).map(move |at| (rank, at));
         self.times
             .iter()
             .enumerate()
@@ -125,12 +126,20 @@ impl Trace<'_> {
     fn program_cause(&self, (rank, at): Place, start: i64) -> Option<Place> {
         let ops = &self.program.ranks[rank].ops;
         let second = at > 0 && ops[at].flags.has(Flags::PAIR_SECOND);
-        let first = if second && pair_second(ops, at - 1).is_some() { at - 1 } else { at };
+        let first = if second && pair_second(ops, at - 1).is_some() {
+            at - 1
+        } else {
+            at
+        };
         let compute = ops[..first].iter().rposition(|op| op.kind.is_compute());
         // Where transfers block the program, those behind the last compute op count as well.
         let blocking = matches!(self.semantics, Semantics::Batched | Semantics::Rendezvous);
         let from = compute.map_or(first, |at| if blocking { first - 1 } else { at });
-        let from = if blocking && first > 0 { first - 1 } else { from };
+        let from = if blocking && first > 0 {
+            first - 1
+        } else {
+            from
+        };
         (compute.unwrap_or(0)..=from.min(first.saturating_sub(1)))
             .rev()
             .take(first)
@@ -142,7 +151,11 @@ impl Trace<'_> {
     fn message_cause(&self, (rank, at): Place, start: i64) -> Option<Place> {
         let ops = &self.program.ranks[rank].ops;
         let second = at > 0 && ops[at].flags.has(Flags::PAIR_SECOND);
-        let first = if second && pair_second(ops, at - 1).is_some() { at - 1 } else { at };
+        let first = if second && pair_second(ops, at - 1).is_some() {
+            at - 1
+        } else {
+            at
+        };
         let halves = [Some(ops[first]), pair_second(ops, first)];
         halves
             .into_iter()
@@ -185,7 +198,10 @@ impl Trace<'_> {
     }
 
     fn peer(&self, rank: usize, op: Op) -> Option<usize> {
-        let channel = self.program.channels.get(self.program.channel(op) as usize)?;
+        let channel = self
+            .program
+            .channels
+            .get(self.program.channel(op) as usize)?;
         let (source, destination) = (channel.source.index(), channel.destination.index());
         Some(if source == rank { destination } else { source })
     }

@@ -18,15 +18,15 @@ pub(super) fn change(stages: &[StageTicks], op: Op) -> (i64, i64) {
     match op.kind {
         OpKind::Forward if recomputed => (stage.memory_recompute, 0),
         OpKind::Forward => (stage.memory_forward, 0),
-        OpKind::Backward => {
-            (again, stage.memory_backward_input + stage.memory_backward_weight)
-        }
+        OpKind::Backward => (
+            again,
+            stage.memory_backward_input + stage.memory_backward_weight,
+        ),
         OpKind::BackwardInput => (again, stage.memory_backward_input),
         OpKind::BackwardWeight => (0, stage.memory_backward_weight),
-        OpKind::SendForward
-        | OpKind::RecvForward
-        | OpKind::SendBackward
-        | OpKind::RecvBackward => (0, 0),
+        OpKind::SendForward | OpKind::RecvForward | OpKind::SendBackward | OpKind::RecvBackward => {
+            (0, 0)
+        }
     }
 }
 

@@ -76,7 +76,8 @@ pub fn simulate(
     }
     let Engine { times, busy, .. } = engine;
     let extents = program.ranks.iter().zip(&times).map(|(ops, times)| {
-        let counts = |at: &usize| semantics != Semantics::Buffered || ops.ops[*at].kind.is_compute();
+        let counts =
+            |at: &usize| semantics != Semantics::Buffered || ops.ops[*at].kind.is_compute();
         let counted = || (0..ops.ops.len()).filter(counts);
         let first = counted().map(|at| times.start[at]).min().unwrap_or(0);
         let last = counted().map(|at| times.end[at]).max().unwrap_or(0);
@@ -152,7 +153,8 @@ impl Timeline {
 
     fn active_extents(&self) -> impl Iterator<Item = (i64, i64)> {
         let all = self.extents.iter().zip(&self.times);
-        all.filter(|(_, times)| !times.start.is_empty()).map(|(&extent, _)| extent)
+        all.filter(|(_, times)| !times.start.is_empty())
+            .map(|(&extent, _)| extent)
     }
 
     /// Time that each rank computes, in ticks.
@@ -163,7 +165,11 @@ impl Timeline {
     /// `1 - work / time`, 0 if there is no time.
     #[allow(clippy::cast_precision_loss)] // a ratio for people
     fn idle(work: i64, time: i64) -> f64 {
-        if time == 0 { 0.0 } else { (time - work) as f64 / time as f64 }
+        if time == 0 {
+            0.0
+        } else {
+            (time - work) as f64 / time as f64
+        }
     }
 
     fn busiest(&self) -> i64 {
@@ -208,7 +214,12 @@ impl Timeline {
     /// A chain of ops from the first start to the last end, each of which starts when the one
     /// before it (and its message) lets it: (rank, position).
     pub fn critical_path(&self) -> Vec<(Rank, u64)> {
-        critical_path::trace(&Program::new(&self.plan), &self.ticks, self.semantics, &self.times)
+        critical_path::trace(
+            &Program::new(&self.plan),
+            &self.ticks,
+            self.semantics,
+            &self.times,
+        )
     }
 
     /// Times that no order of these ops on this placement, within each rank's peak memory here,

@@ -18,7 +18,10 @@ impl Golden<'_> {
     }
 
     fn list(&self, column: usize) -> Vec<i64> {
-        self.0[column].split(',').map(|number| number.parse().unwrap()).collect()
+        self.0[column]
+            .split(',')
+            .map(|number| number.parse().unwrap())
+            .collect()
     }
 
     fn values(&self, column: usize) -> Values {
@@ -73,7 +76,10 @@ impl Golden<'_> {
                         (OpKind::Forward, f, Flags::PAIR_FIRST),
                         (OpKind::Backward, b, Flags::PAIR_SECOND),
                     ] {
-                        ops.push(Op { flags, ..op(&shape, kind, at) });
+                        ops.push(Op {
+                            flags,
+                            ..op(&shape, kind, at)
+                        });
                     }
                 } else {
                     let at = word.find(|c: char| c.is_ascii_digit()).unwrap();
@@ -87,7 +93,10 @@ impl Golden<'_> {
                     ops.push(op(&shape, kind, &word[at..]));
                 }
             }
-            RankOps { ops, groups: Vec::new() }
+            RankOps {
+                ops,
+                groups: Vec::new(),
+            }
         });
         let ops = ops.collect();
         Plan::held("golden", shape, ops)
@@ -96,7 +105,10 @@ impl Golden<'_> {
 
 /// `stage.microbatch` or `stage.microbatch.piece`; each replica counts its own microbatches.
 fn op(shape: &Shape, kind: OpKind, at: &str) -> Op {
-    let numbers: Vec<u32> = at.split('.').map(|number| number.parse().unwrap()).collect();
+    let numbers: Vec<u32> = at
+        .split('.')
+        .map(|number| number.parse().unwrap())
+        .collect();
     let stage = Stage(numbers[0]);
     let piece = numbers.get(2).copied().unwrap_or(0);
     let unit = shape.units_of(stage).start + numbers[1] * shape.num_seq_pieces() + piece;
@@ -108,7 +120,10 @@ fn recorded_schedules_take_the_recorded_time_and_memory() {
     let small = include_str!("../../../../tests/golden/zero_bubble.tsv");
     // The whole recording is not in the repository; whoever has it can run it.
     let path = std::env::var("PIPELOOM_GOLDEN_ZERO_BUBBLE");
-    let text = path.map_or_else(|_| small.to_owned(), |path| std::fs::read_to_string(path).unwrap());
+    let text = path.map_or_else(
+        |_| small.to_owned(),
+        |path| std::fs::read_to_string(path).unwrap(),
+    );
     let (mut rows, mut wrong) = (0, String::new());
     for line in text.lines().filter(|line| !line.starts_with('#')) {
         let golden = Golden(line.split('\t').collect());
@@ -122,7 +137,12 @@ fn recorded_schedules_take_the_recorded_time_and_memory() {
         ];
         for (ours, &theirs) in ours.iter().zip(&golden.0[13..16]) {
             if theirs != "-" && ours != theirs {
-                writeln!(wrong, "{}: {ours}, recorded {theirs}", golden.0[..13].join(" ")).unwrap();
+                writeln!(
+                    wrong,
+                    "{}: {ours}, recorded {theirs}",
+                    golden.0[..13].join(" ")
+                )
+                .unwrap();
             }
         }
         let bound = timeline.bounds().binding();

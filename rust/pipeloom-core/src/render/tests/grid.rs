@@ -1,6 +1,7 @@
 //! Exact grids.
 
 use super::*;
+use crate::cost::{Number, Values};
 use crate::render::grid::{GridOptions, grid};
 
 #[track_caller]
@@ -140,14 +141,18 @@ fn a_width_without_room_is_refused() {
 
 #[test]
 fn uneven_times_are_rounded_to_characters() {
-    let drawing = timed(&plan("1f1b", 2, None, 2), |kind| {
-        if kind == OpKind::Forward { 1001 } else { 1777 }
-    });
+    let all = |value| Values::All(Number::Int(value));
+    let costs = Costs {
+        forward: all(1001),
+        backward: Some(all(1777)),
+        ..Costs::default()
+    };
+    let drawing = drawn_at(&costs, "1f1b", 2, None, 2);
     check(
         &drawing,
         &GridOptions::default(),
         "\
-1f1b  pp=2 vp=1 m=2   makespan 8334   bubble 33.3%
+1f1b  pp=2 vp=1 m=2   makespan 8334   bubble 33.3%   peak memory 2 1
   time |0             5000
 rank 0 |F0 F1 .  . B0--   .B1--
 rank 1 |.  F0 B0-- F1 B1--   .

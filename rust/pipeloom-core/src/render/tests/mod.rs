@@ -4,63 +4,27 @@ mod grid;
 mod svg;
 mod trace;
 
-use std::collections::BTreeMap;
-
 use super::*;
+use crate::cost::Costs;
 use crate::schedules::{self, Request};
-
-/// Buffered timing: an op starts when its rank and its inputs are ready.
-pub(crate) fn timed(plan: &Plan, cost: impl Fn(OpKind) -> i64) -> Drawing {
-    let shape = plan.shape();
-    let ranks: Vec<Vec<Op>> = shape.ranks().map(|rank| plan.rank_ops(rank).ops).collect();
-    let mut done: BTreeMap<(u32, u32, bool), i64> = BTreeMap::new();
-    let mut starts: Vec<Vec<i64>> = vec![Vec::new(); ranks.len()];
-    let mut ends = starts.clone();
-    let mut moved = true;
-    while moved {
-        moved = false;
-        for (r, ops) in ranks.iter().enumerate() {
-            while let Some(op) = ops.get(starts[r].len()) {
-                let needed = match op.kind {
-                    OpKind::Forward => shape.previous(op.stage).map(|s| (s.0, op.unit.0, false)),
-                    _ => shape.next(op.stage).map(|s| (s.0, op.unit.0, true)),
-                };
-                let ready = needed.map_or(Some(0), |key| done.get(&key).copied());
-                let Some(ready) = ready else { break };
-                let start = ready.max(ends[r].last().copied().unwrap_or(0));
-                let end = start + cost(op.kind);
-                starts[r].push(start);
-                ends[r].push(end);
-                done.insert((op.stage.0, op.unit.0, op.kind != OpKind::Forward), end);
-                moved = true;
-            }
-        }
-    }
-    Drawing::new(plan, &starts, &ends, 1).unwrap()
-}
+use crate::semantics::Semantics;
+use crate::simulate::simulate;
 
 pub(crate) fn plan(schedule: &str, pp: u32, vp: Option<u32>, m: u32) -> Plan {
     schedules::plan(&Request::new(schedule, pp, vp, m)).unwrap()
 }
 
-/// F takes 1, B takes 2; memory counts activations.
+/// Simulated: F, I and W take 1, B takes 2; memory counts activations.
 pub(crate) fn drawn(schedule: &str, pp: u32, vp: Option<u32>, m: u32) -> Drawing {
-    let mut drawing = timed(&plan(schedule, pp, vp, m), |kind| {
-        if kind == OpKind::Forward { 1 } else { 2 }
-    });
-    for lane in &mut drawing.lanes {
-        let mut live = 0;
-        for block in &lane.blocks {
-            live += if block.op.kind == OpKind::Forward {
-                1
-            } else {
-                -1
-            };
-            lane.memory.push(live);
-        }
-        lane.peak_memory = lane.memory.iter().copied().max();
-    }
-    drawing
+    drawn_at(&Costs::default(), schedule, pp, vp, m)
+}
+
+pub(crate) fn drawn_at(costs: &Costs, schedule: &str, pp: u32, vp: Option<u32>, m: u32) -> Drawing {
+    let plan = plan(schedule, pp, vp, m);
+    let timeline = simulate(&plan, costs, Semantics::Buffered, false).unwrap();
+    Drawing::predicted(&timeline)
+        .unwrap()
+        .with_critical_path(&timeline)
 }
 
 #[test]

@@ -83,19 +83,22 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         options.print_json(_times(plan, timeline))
         return 0
-    pictures = {
-        "width": arguments.width,
-        "memory": arguments.memory,
-        "critical_path": arguments.critical_path,
-    }
     drawn = False
     for name, draw in (("svg", plot.svg), ("html", plot.html)):
         path = getattr(arguments, name)
         if path is not None:
-            _write(path, draw(timeline, window=window, ranks=ranks, **pictures))
+            text = draw(
+                timeline,
+                window=window,
+                ranks=ranks,
+                width=arguments.width,
+                memory=arguments.memory,
+                critical_path=arguments.critical_path,
+            )
+            _write(path, text)
             drawn = True
     if arguments.png is not None:
-        plot.png(timeline, arguments.png, window=window, ranks=ranks, **pictures)
+        plot.png(timeline, arguments.png, window=window, ranks=ranks, width=arguments.width)
         drawn = True
     if arguments.trace is not None:
         unit = _MICROSECONDS[arguments.time_unit]

@@ -10,7 +10,7 @@ use super::{Block, COMPUTE_KINDS, Drawing, Lane, View, Window};
 use super::{chunk_letter, decimal, is_pair_second, kind_name, palette};
 use crate::error::{Error, Result};
 use crate::ids::Rank;
-use crate::op::{Flags, Op, OpKind};
+use crate::op::{Flags, Op};
 
 /// Most characters of a row without a width.
 const MAX_WIDTH: usize = 20_000;
@@ -126,7 +126,7 @@ fn columns(view: View<'_>, spans: &[Vec<Span>], room: usize) -> usize {
     let longest = all()
         .map(|span| label(view.drawing, span.op).len())
         .max()
-        .unwrap_or(1) as i64;
+        .unwrap_or(1);
     let shortest = all()
         .map(|span| span.end - span.start)
         .min()
@@ -137,7 +137,7 @@ fn columns(view: View<'_>, spans: &[Vec<Span>], room: usize) -> usize {
         gcd(step, (span.end.min(view.to) - view.from).max(0))
     });
     let length = (view.to - view.from).max(1);
-    let (cell, step) = (longest + 1, step.max(1));
+    let (cell, step) = (i64::try_from(longest + 1).unwrap_or(i64::MAX), step.max(1));
     let natural = i128::from(length) * i128::from(cell) / i128::from(shortest);
     let even = i128::from(length / step)
         * (i128::from(cell) * i128::from(step) + i128::from(shortest) - 1)

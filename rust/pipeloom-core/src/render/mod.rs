@@ -4,6 +4,7 @@
 //! A drawing holds each op with a start and an end, wherever these come from: a simulation or a
 //! clock. Renderers are pure: same drawing, same bytes.
 
+pub mod boxes;
 pub mod grid;
 pub mod palette;
 mod predicted;
@@ -172,6 +173,11 @@ impl Drawing {
         decimal(i128::from(ticks), i128::from(self.memory_ticks_per_unit), 3)
     }
 
+    /// Schedule, shape and the numbers that people ask for first, in one line.
+    pub fn headline(&self) -> String {
+        grid::header(self).trim_end().to_owned()
+    }
+
     /// The part inside a window: ranks outside are empty, ops are those that overlap it.
     ///
     /// # Errors
@@ -317,6 +323,27 @@ fn lane_of(rank: Rank, ops: &[Op], starts: &[i64], ends: &[i64]) -> Result<Lane>
         blocks,
         ..Lane::default()
     })
+}
+
+/// Half of a row: the ops of an overlapped pair share their time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Half {
+    /// The first op's.
+    Upper,
+    /// The second op's.
+    Lower,
+}
+
+/// Which half of its row the block at `at` takes; none if it isn't one of an overlapped pair.
+pub(crate) fn half_of_pair(lane: &Lane, at: usize) -> Option<Half> {
+    let op = lane.blocks[at].op;
+    if is_pair_second(op) {
+        Some(Half::Lower)
+    } else if op.flags.has(Flags::PAIR_FIRST) {
+        Some(Half::Upper)
+    } else {
+        None
+    }
 }
 
 /// Whether an op is the second of an overlapped pair, drawn beside the first.

@@ -20,7 +20,7 @@ fn elements(text: &str, tag: &str) -> Vec<BTreeMap<String, String>> {
     for part in text.split('<').skip(1) {
         let (inside, after) = part.split_once('>').unwrap();
         assert!(
-            !after.contains('>') || after.contains("{"),
+            !after.contains('>') || after.contains('{'),
             "stray >: {after}"
         );
         if let Some(name) = inside.strip_prefix('/') {
@@ -177,7 +177,8 @@ fn what_is_unknown_is_not_drawn() {
     );
     drawing.critical_path = vec![(Rank(0), 0), (Rank(1), 0)];
     let text = svg(&drawing, &path).unwrap();
-    assert_eq!(text.matches("fill=\"none\" stroke=\"#000000\"").count(), 2);
+    let outlines = text.matches("fill=\"none\" stroke=\"#000000\"").count();
+    assert_eq!(outlines, 3, "two ops and the legend");
     drawing.lanes[0].peak_memory = None;
     assert!(
         svg(&drawing, &options())

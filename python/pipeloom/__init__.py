@@ -12,6 +12,7 @@ Examples:
 from pipeloom._core import (
     CheckError,
     ConfigError,
+    Layout,
     LayoutError,
     ParseError,
     Plan,
@@ -25,6 +26,7 @@ from pipeloom.planning import OpKind, Schedule, plan, schedules
 __all__ = [
     "CheckError",
     "ConfigError",
+    "Layout",
     "LayoutError",
     "OpKind",
     "ParseError",

@@ -5,10 +5,13 @@
 //! | ranks, stages, units: index types | [`ids`] |
 //! | one entry of a rank's order | [`op`] |
 //! | the pipeline's shape and placement | [`shape`] |
+//! | which layers each stage builds | [`layout`] |
 //! | a rank's order in closed form | [`order`] |
 //! | all ranks' orders | [`plan`] |
 //! | a rank's order as arrays | [`columns`] |
 //! | the rules that make plans | [`schedules`] |
+//! | sends and receives for any plan | [`lower`] |
+//! | a plan as text, CSV and saved file | [`text`] |
 //! | what transfers may do to the program | [`semantics`] |
 //! | which forwards are run again | [`recompute`] |
 //! | pictures: text, SVG, Chrome trace | [`render`] |
@@ -34,8 +37,11 @@ pub mod cost;
 pub(crate) mod engine;
 pub mod error;
 pub mod ids;
+pub mod layout;
+pub mod lower;
 pub mod op;
 pub mod order;
+pub mod p2p_order;
 pub mod plan;
 pub mod recompute;
 pub mod render;
@@ -43,3 +49,4 @@ pub mod schedules;
 pub mod semantics;
 pub mod shape;
 pub mod simulate;
+pub mod text;

@@ -3,6 +3,7 @@
 mod convert;
 mod detach;
 mod error;
+mod layout;
 mod plan;
 mod violation;
 
@@ -17,6 +18,8 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 mod _core {
     #[pymodule_export]
     use crate::error::{CheckError, ConfigError, LayoutError, ParseError, PlanError, SearchError};
+    #[pymodule_export]
+    use crate::layout::Layout;
     #[pymodule_export]
     use crate::plan::{Plan, plan, schedules_table};
     #[pymodule_export]

@@ -1,0 +1,114 @@
+"""The rows about planning: DESIGN's table of work, our call, the peer's call, the goal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import peers
+import pipeloom as pl
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from timing import Work
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table.
+
+    Attributes:
+        name: What `--only` takes.
+        work: What is done, in words.
+        build: Makes our call and the peer's; the peer's may be None.
+        goal: With a peer: how many times faster. Without: the most that `per` may cost.
+        per: Without a peer: divides our time into the goal's unit (number of ops).
+        unit: Unit of ours and goal without a peer: "ns/op" or "us".
+    """
+
+    name: str
+    work: str
+    build: Callable[[], tuple[Work, Work | None]]
+    goal: float
+    per: Callable[[], int] | None = None
+    unit: str = "x"
+
+
+def our_rank(pp: int, vp: int, m: int, rank: int) -> object:
+    plan = pl.plan("interleaved_1f1b", pp=pp, vp=vp, num_microbatches=m)
+    return plan.num_warmup(rank), plan.columns(rank)
+
+
+def one_rank() -> tuple[Work, Work]:
+    theirs = peers.megatron_rank(64, 8, 4096, 64)
+    return lambda: our_rank(64, 8, 4096, 32), lambda: theirs(32)
+
+
+def all_ranks() -> tuple[Work, Work]:
+    theirs = peers.megatron_rank(64, 8, 4096, 64)
+
+    def ours() -> object:
+        plan = pl.plan("interleaved_1f1b", pp=64, vp=8, num_microbatches=4096)
+        for rank in range(64):
+            # Each rank's columns are dropped, as the peer's: a rank needs its own alone.
+            plan.num_warmup(rank), plan.columns(rank)
+        return plan
+
+    def peer() -> object:
+        for rank in range(64):
+            theirs(rank)
+        return None
+
+    return ours, peer
+
+
+def small() -> tuple[Work, Work]:
+    theirs = peers.megatron_rank(8, 4, 64, 8)
+    return lambda: our_rank(8, 4, 64, 4), lambda: theirs(4)
+
+
+def pipeline(
+    name: str, torch_name: str, pp: int, vp: int, m: int, *, constructor: bool
+) -> Callable[[], tuple[Work, Work]]:
+    def build() -> tuple[Work, Work]:
+        make = peers.torch_constructor if constructor else peers.torch_order_and_transfers
+        chunks = None if torch_name == "ScheduleZBVZeroBubble" else vp
+
+        def ours() -> object:
+            return pl.plan(name, pp=pp, vp=chunks, num_microbatches=m).lower()
+
+        return ours, make(torch_name, pp, vp, m)
+
+    return build
+
+
+def _pipelines() -> list[Row]:
+    shapes = [
+        ("pipeline", "interleaved_1f1b", "ScheduleInterleaved1F1B", 128, 4, 1024),
+        ("pipeline_zb", "interleaved_zb", "ScheduleInterleavedZeroBubble", 64, 4, 512),
+        ("pipeline_zbv", "zb_v", "ScheduleZBVZeroBubble", 64, 2, 512),
+    ]
+    rows = []
+    for row, name, torch_name, pp, vp, m in shapes:
+        work = f"order + transfers, {name} pp {pp}, vp {vp}, m {m}"
+        for suffix, constructor, goal in (("", False, 300.0), ("_constructor", True, 1000.0)):
+            build = pipeline(name, torch_name, pp, vp, m, constructor=constructor)
+            rows.append(Row(row + suffix, f"{work}; torch {suffix[1:] or 'lowering'}", build, goal))
+    return rows
+
+
+ROWS = [
+    Row("one_rank", "one rank's rows, table, order; pp 64, vp 8, m 4096", one_rank, 100.0),
+    Row("all_ranks", "all 64 ranks of that", all_ranks, 150.0),
+    Row("small_vs_megatron", "one small plan, one rank; pp 8, vp 4, m 64", small, 1.0),
+    Row(
+        "small",
+        "one small plan from Python; pp 8, vp 4, m 64, one rank",
+        lambda: (small()[0], None),
+        10.0,
+        per=lambda: 1,
+        unit="us",
+    ),
+    *_pipelines(),
+]

@@ -1,0 +1,255 @@
+from collections.abc import Sequence
+from typing import Any, Literal, SupportsIndex, TypeAlias, final
+
+_Placement: TypeAlias = Literal["loop", "v", "wave", "bidirectional"]
+
+@final
+class Layout:
+    """Which layers each chunk of each rank builds.
+
+    A layout is a list of layer counts in stage order. Offsets are running sums of that list, so
+    no layer can be lost or built twice. Layouts are values: they compare, hash, pickle, and their
+    repr can be pasted. Methods take a rank and a chunk (`vp_stage`); the latter may be left out
+    where a rank holds one chunk. `Layout(text, pp=...)` is `Layout.from_string(text, pp=...)`.
+
+    Examples:
+        >>> import pipeloom as pl
+        >>> layout = pl.Layout.even(8, pp=2, vp=2)
+        >>> layout.layers(0, 1), layout.layers(1, 1)
+        ([5, 6], [7, 8])
+        >>> layout
+        Layout.from_string("Ett|tt|tt|ttL", pp=2)
+    """
+
+    def __new__(
+        cls,
+        text: str,
+        *,
+        pp: SupportsIndex,
+        vp: SupportsIndex | None = None,
+        num_layers: SupportsIndex | None = None,
+        mtp_num_layers: SupportsIndex | None = None,
+        placement: _Placement = "loop",
+    ) -> Layout: ...
+    @staticmethod
+    def even(
+        num_layers: SupportsIndex,
+        *,
+        pp: SupportsIndex,
+        vp: SupportsIndex | None = None,
+        placement: _Placement = "loop",
+    ) -> Layout:
+        """As many layers on each stage; the remainder goes one each to the first stages.
+
+        Args:
+            num_layers: decoder layers of the model, at least 1.
+            pp: ranks.
+            vp: chunks a rank (None: 1).
+            placement: which rank holds which stage.
+
+        Returns:
+            The layout. With fewer layers than stages, the last stages have none.
+
+        Raises:
+            PlanError: if a number is out of range or the placement is unknown.
+
+        Examples:
+            >>> pl.Layout.even(10, pp=4).to_string()
+            'Ettt|ttt|tt|ttL'
+        """
+
+    @staticmethod
+    def megatron(
+        num_layers: SupportsIndex,
+        *,
+        pp: SupportsIndex,
+        vp: SupportsIndex | None = None,
+        num_layers_in_first_pipeline_stage: SupportsIndex | None = None,
+        num_layers_in_last_pipeline_stage: SupportsIndex | None = None,
+        account_for_embedding_in_pipeline_split: bool = False,
+        account_for_loss_in_pipeline_split: bool = False,
+        mtp_num_layers: SupportsIndex | None = None,
+        placement: _Placement = "loop",
+    ) -> Layout:
+        """Megatron-core's split arguments: its counts and offsets wherever it accepts them.
+
+        Args:
+            num_layers: decoder layers of the model.
+            pp: ranks.
+            vp: chunks a rank (None: 1).
+            num_layers_in_first_pipeline_stage: layers of rank 0, over its chunks.
+            num_layers_in_last_pipeline_stage: layers of rank pp - 1, over its chunks.
+            account_for_embedding_in_pipeline_split: whether the embedding counts as a layer.
+            account_for_loss_in_pipeline_split: whether the loss counts as a layer.
+            mtp_num_layers: MTP layers, all in the last stage (None: 0).
+            placement: which rank holds which stage.
+
+        Returns:
+            The layout, with exactly `num_layers` layers.
+
+        Raises:
+            LayoutError: if layers would be left over, or arguments contradict each other.
+            ConfigError: if a number is out of range or the placement is unknown.
+
+        Examples:
+            >>> pl.Layout.megatron(
+            ...     6,
+            ...     pp=4,
+            ...     account_for_embedding_in_pipeline_split=True,
+            ...     account_for_loss_in_pipeline_split=True,
+            ... ).to_string()
+            'Et|tt|tt|tL'
+        """
+
+    @staticmethod
+    def from_counts(
+        counts: Sequence[SupportsIndex] | Sequence[Sequence[SupportsIndex]],
+        *,
+        placement: _Placement = "loop",
+    ) -> Layout:
+        """From the number of decoder layers of each chunk of each rank.
+
+        Args:
+            counts: `counts[rank][chunk]`, or `counts[rank]` for one chunk a rank; 0 is allowed.
+            placement: which rank holds which stage.
+
+        Returns:
+            The layout; pp and vp are the lengths of the lists.
+
+        Raises:
+            LayoutError: if ranks have different numbers of chunks, or there are no layers.
+            ConfigError: if a number is out of range or the placement is unknown.
+            TypeError: if `counts` is no list of (lists of) integers.
+
+        Examples:
+            >>> pl.Layout.from_counts([7, 8, 9, 8]).layers(3)
+            [25, 26, 27, 28, 29, 30, 31, 32]
+        """
+
+    @staticmethod
+    def from_string(
+        text: str,
+        *,
+        pp: SupportsIndex,
+        vp: SupportsIndex | None = None,
+        num_layers: SupportsIndex | None = None,
+        mtp_num_layers: SupportsIndex | None = None,
+        placement: _Placement = "loop",
+    ) -> Layout:
+        """Reads Megatron-core's layout language (docs/layouts.md).
+
+        Args:
+            text: `E` embedding, `t` decoder layer, `m` MTP layer, `L` loss, `|` end of stage,
+                `( )` groups, `*n` repeats; commas and whitespace mean nothing.
+            pp: ranks; divides the number of stages.
+            vp: chunks a rank (None: stages / pp).
+            num_layers: decoder layers that the text must have (None: any number).
+            mtp_num_layers: MTP layers that the text must have (None: any number).
+            placement: which rank holds which stage.
+
+        Returns:
+            The layout.
+
+        Raises:
+            LayoutError: if the text is malformed or breaks a rule; it points at the place.
+            ConfigError: if a number is out of range or the placement is unknown.
+
+        Examples:
+            >>> pl.Layout.from_string("Et*3|(tt|)*29,m|L", pp=16).layers(14, 0)
+            [30, 31]
+        """
+
+    @staticmethod
+    def from_names(
+        names: Sequence[Sequence[Any]],
+        *,
+        pp: SupportsIndex,
+        vp: SupportsIndex | None = None,
+        num_layers: SupportsIndex | None = None,
+        mtp_num_layers: SupportsIndex | None = None,
+        placement: _Placement = "loop",
+    ) -> Layout:
+        """From the names of the layers of each stage, in stage order.
+
+        Args:
+            names: for each stage, its layers: "embedding", "decoder", "mtp", "loss" in any case,
+                the letters of the layout language, or members of an enum with these names.
+            pp: ranks; divides the number of stages.
+            vp: chunks a rank (None: stages / pp).
+            num_layers: decoder layers that the lists must have (None: any number).
+            mtp_num_layers: MTP layers that the lists must have (None: any number).
+            placement: which rank holds which stage.
+
+        Returns:
+            The layout.
+
+        Raises:
+            LayoutError: if a name is unknown or the lists break a rule.
+            ConfigError: if a number is out of range or the placement is unknown.
+            TypeError: if `names` is no list of lists of names.
+
+        Examples:
+            >>> pl.Layout.from_names([["embedding", "decoder"], ["decoder", "loss"]], pp=2)
+            Layout.from_string("Et|tL", pp=2)
+        """
+
+    def layers(self, rank: SupportsIndex, vp_stage: SupportsIndex | None = None) -> list[int]:
+        """The 1-based global numbers of the chunk's decoder layers."""
+
+    def num_layers(self, rank: SupportsIndex, vp_stage: SupportsIndex | None = None) -> int:
+        """The number of the chunk's decoder layers."""
+
+    def offset(self, rank: SupportsIndex, vp_stage: SupportsIndex | None = None) -> int:
+        """The number of decoder layers in the stages before the chunk's."""
+
+    def num_mtp_layers(self, rank: SupportsIndex, vp_stage: SupportsIndex | None = None) -> int:
+        """The number of the chunk's MTP layers."""
+
+    def mtp_offset(self, rank: SupportsIndex, vp_stage: SupportsIndex | None = None) -> int:
+        """The number of MTP layers in the stages before the chunk's."""
+
+    def pre_process(self, rank: SupportsIndex, vp_stage: SupportsIndex | None = None) -> bool:
+        """Whether the chunk holds the embedding: that of the first stage does."""
+
+    def post_process(self, rank: SupportsIndex, vp_stage: SupportsIndex | None = None) -> bool:
+        """Whether the chunk holds final norm, output layer and loss: the last stage's does."""
+
+    def stage(self, rank: SupportsIndex, vp_stage: SupportsIndex | None = None) -> int:
+        """The chunk's global stage, 0-based, in the order in which activations flow."""
+
+    def embedding_ranks(self, *, tied: bool = False) -> list[int]:
+        """The ranks that hold a copy of the embedding, sorted.
+
+        Args:
+            tied: whether the output layer shares the embedding's weight.
+
+        Returns:
+            The rank of the first stage, those with MTP layers and, if tied, that of the last.
+        """
+
+    @property
+    def pp(self) -> int:
+        """Number of ranks."""
+
+    @property
+    def vp(self) -> int:
+        """Number of chunks a rank holds (of one replica)."""
+
+    @property
+    def placement(self) -> str:
+        """The placement's name."""
+
+    @property
+    def num_layers_total(self) -> int:
+        """Number of decoder layers of the model."""
+
+    @property
+    def num_mtp_layers_total(self) -> int:
+        """Number of MTP layers of the model."""
+
+    def to_string(self) -> str:
+        """The layout language; `from_string` with the same pp and placement reads it back."""
+
+    def __eq__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+    def __getnewargs_ex__(self) -> tuple[tuple[str], dict[str, Any]]: ...

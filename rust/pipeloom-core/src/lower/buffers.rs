@@ -1,0 +1,150 @@
+//! How many receive buffers a rank needs for a channel.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use crate::error::{Error, Result};
+use crate::ids::Rank;
+use crate::op::{Op, OpKind};
+use crate::plan::Plan;
+
+/// Whether a channel carries activations or gradients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Direction {
+    /// Activations, towards the next stage.
+    Forward,
+    /// Gradients, towards the previous stage.
+    Backward,
+}
+
+impl Direction {
+    /// Its name in the API.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Forward => "forward",
+            Self::Backward => "backward",
+        }
+    }
+
+    /// Reads a name.
+    ///
+    /// # Errors
+    /// If it is neither `forward` nor `backward`.
+    pub fn from_name(name: &str) -> Result<Self> {
+        match name {
+            "forward" => Ok(Self::Forward),
+            "backward" => Ok(Self::Backward),
+            _ => Err(Error::config(
+                format!("direction {name:?} is unknown"),
+                "one of \"forward\", \"backward\"",
+            )),
+        }
+    }
+}
+
+/// All transfers from one rank to another in one direction; they are matched in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Channel {
+    /// The rank that sends.
+    pub source: Rank,
+    /// The rank that receives.
+    pub destination: Rank,
+    /// What it carries.
+    pub direction: Direction,
+}
+
+impl Channel {
+    /// The channel of a transfer that stands in `rank`'s program; none for a compute op or a
+    /// transfer that does not cross ranks.
+    pub fn of(plan: &Plan, rank: Rank, op: Op) -> Option<Self> {
+        let shape = plan.shape();
+        let forward = matches!(op.kind, OpKind::SendForward | OpKind::RecvForward);
+        if op.kind.is_compute() {
+            return None;
+        }
+        let peer = shape.peer(op.stage, forward == op.kind.is_send())?;
+        let (source, destination) = if op.kind.is_send() {
+            (rank, peer)
+        } else {
+            (peer, rank)
+        };
+        let direction = if forward {
+            Direction::Forward
+        } else {
+            Direction::Backward
+        };
+        Some(Self {
+            source,
+            destination,
+            direction,
+        })
+    }
+}
+
+impl fmt::Display for Channel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = self.direction.name();
+        write!(f, "{} -> {} {name}", self.source, self.destination)
+    }
+}
+
+/// The ranks from which `rank` receives in a direction, in order.
+pub fn sources(plan: &Plan, rank: Rank, direction: Direction) -> Vec<Rank> {
+    let shape = plan.shape();
+    let chunks = (0..shape.chunks_per_rank()).map(crate::ids::Chunk);
+    let mut found: Vec<Rank> = chunks
+        .filter_map(|chunk| shape.stage_at(rank, chunk))
+        .filter_map(|stage| shape.peer(stage, direction == Direction::Backward))
+        .collect();
+    found.sort_unstable();
+    found.dedup();
+    found
+}
+
+/// Number of receive buffers that a rank of a lowered plan needs for a channel: the most of its
+/// messages that are posted and not yet free at one time.
+///
+/// A buffer is taken when its receive stands in the program, and free after the last op that reads
+/// it: B of its stage and unit (W if the backward is split), or F where there is no backward.
+///
+/// # Errors
+/// If the plan has no transfers, or the channel does not end at the rank.
+pub fn buffers(plan: &Plan, rank: Rank, channel: Channel) -> Result<u32> {
+    plan.require_rank(rank)?;
+    plan.require_rank(channel.source)?;
+    if channel.destination != rank {
+        return Err(Error::config(
+            format!("channel {channel} does not end at rank {rank}"),
+            "buffers are those of the receiving rank",
+        ));
+    }
+    let Some(held) = plan.held_ops(rank).filter(|_| plan.style().is_some()) else {
+        return Err(Error::config(
+            "the plan has no transfers, so no receive buffers",
+            "lower it first: plan.lower().buffers(rank, channel)",
+        ));
+    };
+    // The last reader of each (stage, unit) is its last compute op.
+    let mut last: BTreeMap<_, usize> = BTreeMap::new();
+    for (at, op) in held.ops.iter().enumerate() {
+        if op.kind.is_compute() {
+            last.insert((op.stage, op.unit), at);
+        }
+    }
+    let (mut live, mut most) = (0u32, 0u32);
+    let mut freed = vec![0u32; held.ops.len() + 1];
+    for (at, &op) in held.ops.iter().enumerate() {
+        live -= freed[at];
+        if op.kind.is_recv() && Channel::of(plan, rank, op) == Some(channel) {
+            live += 1;
+            most = most.max(live);
+            if let Some(&reader) = last
+                .get(&(op.stage, op.unit))
+                .filter(|&&reader| reader > at)
+            {
+                freed[reader + 1] += 1;
+            }
+        }
+    }
+    Ok(most)
+}

@@ -1,0 +1,452 @@
+"""Layouts: each layer exactly once, Megatron-core's splits, the layout language."""
+
+from __future__ import annotations
+
+import copy
+import doctest
+import enum
+import gzip
+import itertools
+import json
+import pickle
+import re
+from pathlib import Path
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given
+
+import pipeloom as pl
+
+HERE = Path(__file__).parent
+with gzip.open(HERE / "golden" / "layouts.jsonl.gz", "rt") as file:
+    GOLDEN = [json.loads(line) for line in file]
+
+
+def split(record: dict) -> pl.Layout:
+    """The layout of a record of kind `layers`."""
+    return pl.Layout.megatron(
+        record["num_layers"],
+        pp=record["pp"],
+        vp=record["vp"],
+        num_layers_in_first_pipeline_stage=record.get("first"),
+        num_layers_in_last_pipeline_stage=record.get("last"),
+        account_for_embedding_in_pipeline_split=record.get("emb", False),
+        account_for_loss_in_pipeline_split=record.get("loss", False),
+    )
+
+
+def parse(record: dict) -> pl.Layout:
+    """The layout of a record of kind `layout`."""
+    read = pl.Layout.from_string if isinstance(record["in"], str) else pl.Layout.from_names
+    return read(
+        record["in"],
+        pp=record["pp"],
+        vp=record["vp_arg"],
+        num_layers=record["num_layers"],
+        mtp_num_layers=record["mtp"] or 0,
+    )
+
+
+def places(layout: pl.Layout) -> list[tuple[int, int]]:
+    """All (rank, chunk), in stage order."""
+    chunks = layout.vp * (2 if layout.placement == "bidirectional" else 1)
+    pairs = itertools.product(range(layout.pp), range(chunks))
+    return sorted(pairs, key=lambda place: layout.stage(*place))
+
+
+# ------------------------------------------------------------------------------ Megatron-core
+
+
+def test_every_split_that_megatron_makes_is_ours_too():
+    made = [r for r in GOLDEN if r["kind"] == "layers" and "stages" in r]
+    assert len(made) > 300
+    for record in made:
+        layout = split(record)
+        got = [
+            [[layout.num_layers(r, c), layout.offset(r, c)] for c in range(layout.vp)]
+            for r in range(layout.pp)
+        ]
+        assert got == record["stages"], record
+
+
+def test_every_split_that_megatron_refuses_is_refused_and_its_crash_is_not():
+    refused = [r for r in GOLDEN if r["kind"] == "layers" and "stages" not in r]
+    crashes = [r for r in refused if r.get("error", [""])[0] == "ZeroDivisionError"]
+    assert len(refused) > 300
+    assert len(crashes) == 4
+    for record in refused:
+        if record in crashes:
+            layout = split(record)
+            assert layout.num_layers_total == record["num_layers"]
+            for rank, size in enumerate([record["first"], record["last"]]):
+                for c in range(layout.vp):
+                    assert layout.num_layers(rank, c) == size // layout.vp
+        else:
+            with pytest.raises(pl.LayoutError, match=r"(?s)\d.*\nhint: "):
+                split(record)
+
+
+@pytest.mark.parametrize(
+    "record", [r for r in GOLDEN if r["kind"] == "layout"], ids=lambda r: str(r["in"])[:40]
+)
+def test_the_layout_language_means_what_it_means_in_megatron(record):
+    if "stages" not in record:
+        with pytest.raises(pl.LayoutError, match="\nhint: "):
+            parse(record)
+        return
+    layout = parse(record)
+    assert layout.vp == (record["vp"] or 1)
+    assert layout.num_layers_total == record["num_layers"]
+    for r, c in places(layout):
+        expected = record["stages"][r][c]
+        assert layout.layers(r, c) == [i + 1 for i in expected["ids"]]
+        assert layout.offset(r, c) == expected["off"]
+        assert layout.pre_process(r, c) == ("E" in expected["s"])
+        assert layout.post_process(r, c) == ("L" in expected["s"])
+        assert [layout.num_mtp_layers(r, c), layout.mtp_offset(r, c)] == expected["m"]
+
+
+# Megatron-core's two textual passes, as the slow readable twin of our reader.
+def two_passes(text: str) -> str | None:
+    text = text.replace(",", "")
+    text = re.sub(r"\(([^)]+)\)\*([0-9]+)", lambda m: m[1] * int(m[2]), text)
+    text = re.sub(r"(.)\*([0-9]+)", lambda m: m[1] * int(m[2]), text)
+    return text if set(text) <= set("EtmL|") else None
+
+
+def read_or_none(text: str, pp: int) -> pl.Layout | None:
+    try:
+        return pl.Layout.from_string(text, pp=pp)
+    except pl.LayoutError:
+        return None
+
+
+ITEMS = st.recursive(
+    st.tuples(
+        st.sampled_from(["t", "t", "tt", "t|", "|", "t,"]), st.sampled_from(["", "*2", "*0"])
+    ),
+    lambda inner: st.tuples(
+        st.lists(inner, min_size=1, max_size=4).map(
+            lambda items: "(" + "".join(map("".join, items)) + ")"
+        ),
+        st.sampled_from(["", "*1", "*2", "*3", "*2*3"]),
+    ),
+    max_leaves=8,
+)
+NESTED = st.lists(ITEMS, max_size=5).map(lambda items: "".join(map("".join, items)))
+
+
+# Without nesting, so that Megatron-core reads it too: (body, multiplier) pairs.
+GROUPS = st.tuples(
+    st.lists(
+        st.sampled_from(["t", "t*2", "|", "t|", "|*3", "t*0", "t,"]), min_size=1, max_size=4
+    ).map(lambda body: f"({''.join(body)})"),
+    st.sampled_from(["*0", "*1", "*2", "*3,", "*10"]),
+)
+SYMBOLS = st.tuples(st.sampled_from(["t", "tt", "|", "t,|"]), st.sampled_from(["", "*2", "*0"]))
+FLAT = st.lists(st.one_of(GROUPS, SYMBOLS), max_size=6).map(
+    lambda items: "".join(map("".join, items))
+)
+
+
+@given(FLAT)
+def test_where_both_read_a_text_they_agree(body):
+    text = f"Et{body}L"
+    expanded = two_passes(text)
+    assert expanded is not None
+    assert expanded.count("E") == expanded.count("L") == 1
+    stages = expanded.split("|")
+    layout = pl.Layout.from_string(text, pp=len(stages))
+    assert [layout.num_layers(r) for r in range(layout.pp)] == [s.count("t") for s in stages]
+
+
+@given(NESTED, st.integers(1, 4))
+def test_a_text_with_nesting_is_read_or_refused_but_never_miscounted(body, pp):
+    layout = read_or_none(f"E{body}tL", pp)
+    if layout is None:
+        return
+    numbers = [n for place in places(layout) for n in layout.layers(*place)]
+    assert numbers == list(range(1, layout.num_layers_total + 1))
+    assert pl.Layout.from_string(layout.to_string(), pp=pp) == layout
+
+
+def test_every_text_that_we_write_is_read_by_megatron_too():
+    for counts in itertools.product([0, 1, 2, 5], repeat=4):
+        if any(counts):
+            text = pl.Layout.from_counts(counts).to_string()
+            stages = two_passes(text).split("|")
+            assert [s.count("t") for s in stages] == list(counts), text
+
+
+# --------------------------------------------------------------------------------- properties
+
+
+@st.composite
+def layouts(draw):
+    pp, vp = draw(st.integers(1, 6)), draw(st.integers(1, 4))
+    chunk = st.integers(0, draw(st.sampled_from([1, 3, 30])))
+    rank = st.lists(chunk, min_size=vp, max_size=vp)
+    counts = draw(st.lists(rank, min_size=pp, max_size=pp))
+    counts[0][0] += not any(map(sum, counts))
+    placement = draw(st.sampled_from(["loop", "v", "bidirectional"]))
+    return counts, pl.Layout.from_counts(counts, placement=placement)
+
+
+@given(layouts())
+def test_each_layer_is_built_once_in_stage_order(case):
+    counts, layout = case
+    order = places(layout)[: layout.pp * layout.vp]
+    numbers = [n for place in order for n in layout.layers(*place)]
+    assert numbers == list(range(1, layout.num_layers_total + 1))
+    for r, c in order:
+        assert layout.num_layers(r, c) == counts[r][c]
+        assert layout.offset(r, c) == sum(counts[q][d] for q, d in order[: layout.stage(r, c)])
+    assert [layout.pre_process(*p) for p in order] == [True] + [False] * (len(order) - 1)
+    assert [layout.post_process(*p) for p in order] == [False] * (len(order) - 1) + [True]
+
+
+@given(layouts())
+def test_a_layout_is_a_value(case):
+    _, layout = case
+    twins = [
+        pl.Layout.from_string(layout.to_string(), pp=layout.pp, placement=layout.placement),
+        pickle.loads(pickle.dumps(layout)),
+        copy.deepcopy(layout),
+        eval(repr(layout), {"Layout": pl.Layout}),
+    ]
+    for twin in twins:
+        assert twin == layout
+        assert hash(twin) == hash(layout)
+        assert str(twin) == layout.to_string()
+    assert layout != layout.to_string()
+
+
+@given(st.integers(1, 300), st.integers(1, 9), st.integers(1, 5))
+def test_even_gives_the_remainder_to_the_first_stages(num_layers, pp, vp):
+    layout = pl.Layout.even(num_layers, pp=pp, vp=vp)
+    base, rest = divmod(num_layers, pp * vp)
+    got = [layout.num_layers(*place) for place in places(layout)]
+    assert got == [base + 1] * rest + [base] * (pp * vp - rest)
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "pp", "vp"), [(n, p, v) for p in (1, 2, 4) for v in (1, 2, 3) for n in (24, 48)]
+)
+def test_uniform_loop_layouts_have_the_closed_form(num_layers, pp, vp):
+    layout = pl.Layout.even(num_layers, pp=pp, vp=vp)
+    for r, c in places(layout):
+        assert layout.num_layers(r, c) == num_layers // pp // vp
+        assert layout.offset(r, c) == c * (num_layers // vp) + r * (num_layers // pp // vp)
+    assert layout == pl.Layout.megatron(num_layers, pp=pp, vp=vp)
+
+
+# ----------------------------------------------------------------------------- what users met
+
+
+def test_eight_layers_on_two_ranks_with_two_chunks():
+    layout = pl.Layout.even(8, pp=2, vp=2)
+    assert [layout.layers(0, 0), layout.layers(0, 1)] == [[1, 2], [5, 6]]
+    assert [layout.layers(1, 0), layout.layers(1, 1)] == [[3, 4], [7, 8]]
+    assert layout.pre_process(0, 0)
+    assert layout.post_process(1, 1)
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "pp", "counts"),
+    [
+        (30, 4, [8, 8, 7, 7]),
+        (40, 16, [3] * 8 + [2] * 8),
+        (38, 8, [5] * 6 + [4] * 2),
+        (70, 12, [6] * 10 + [5] * 2),
+        (58, 8, [8] * 2 + [7] * 6),
+        (5, 4, [2, 1, 1, 1]),
+        (2, 4, [1, 1, 0, 0]),
+    ],
+)
+def test_reported_depths_split_without_loss(num_layers, pp, counts):
+    layout = pl.Layout.even(num_layers, pp=pp)
+    assert [layout.num_layers(r) for r in range(pp)] == counts
+
+
+def test_last_size_alone_with_chunks_shifts_no_offset():
+    layout = pl.Layout.megatron(14, pp=4, vp=2, num_layers_in_last_pipeline_stage=2)
+    assert [layout.offset(r, 0) for r in range(4)] == [0, 2, 4, 6]
+    assert [layout.offset(r, 1) for r in range(4)] == [7, 9, 11, 13]
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "arguments", "parts"),
+    [
+        (30, {"pp": 4}, ["num_layers=30", "pp=4"]),
+        (40, {"pp": 8, "vp": 2}, ["5 layers of each rank", "vp=2", "pp=8"]),
+        (
+            46,
+            {
+                "pp": 2,
+                "num_layers_in_first_pipeline_stage": 11,
+                "num_layers_in_last_pipeline_stage": 11,
+            },
+            ["24 of num_layers=46 layers unassigned"],
+        ),
+        (20, {"pp": 1, "num_layers_in_last_pipeline_stage": 1}, ["19 of num_layers=20", "pp=1"]),
+        (
+            8,
+            {
+                "pp": 4,
+                "num_layers_in_first_pipeline_stage": 2,
+                "account_for_loss_in_pipeline_split": True,
+            },
+            ["account_for_loss_in_pipeline_split", "num_layers_in_first_pipeline_stage"],
+        ),
+    ],
+)
+def test_a_split_that_would_lose_layers_is_refused_with_its_numbers(num_layers, arguments, parts):
+    with pytest.raises(pl.LayoutError, match="\nhint: ") as caught:
+        pl.Layout.megatron(num_layers, **arguments)
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_one_rank_with_chunks_shares_the_layers_instead_of_repeating_them():
+    layout = pl.Layout.megatron(8, pp=1, vp=2)
+    assert [layout.layers(0, 0), layout.layers(0, 1)] == [[1, 2, 3, 4], [5, 6, 7, 8]]
+
+
+def test_reported_layouts():
+    layout = pl.Layout.from_string("Et|t|t|tL", pp=2)
+    assert (layout.vp, layout.layers(1, 1)) == (2, [4])
+    layout = pl.Layout.from_string("E(|tt)*30,|mL", pp=32)
+    assert (layout.num_layers_total, layout.num_mtp_layers_total) == (60, 1)
+    assert layout.layers(0) == layout.layers(31) == []
+    for pp, vp in [(16, 1), (8, 2), (4, 4)]:
+        assert pl.Layout.from_string("Et*4|(tttt|)*14tmL", pp=pp, num_layers=61).vp == vp
+    layout = pl.Layout.from_string("E|(t|)*11m|m|m|L", pp=8, mtp_num_layers=3)
+    assert [layout.num_mtp_layers(r, 1) for r in range(8)] == [0, 0, 0, 0, 1, 1, 1, 0]
+    assert layout.embedding_ranks() == [0, 4, 5, 6]
+    assert layout.embedding_ranks(tied=True) == [0, 4, 5, 6, 7]
+    layout = pl.Layout.from_string("E,(t)*13|(t)*14,L", pp=2)
+    assert [layout.num_layers(r) for r in range(2)] == [13, 14]
+    with pytest.raises(pl.LayoutError, match="2 stages, not a multiple of pp=4"):
+        pl.Layout.from_string("Et|tL", pp=4)
+
+
+def test_the_loss_of_a_v_is_on_rank_0():
+    layout = pl.Layout.even(8, pp=4, vp=2, placement="v")
+    assert [[layout.stage(r, c) for c in range(2)] for r in range(4)] == [
+        [0, 7],
+        [1, 6],
+        [2, 5],
+        [3, 4],
+    ]
+    assert layout.post_process(0, 1)
+    assert layout.layers(0, 1) == [8]
+    assert pl.Layout.even(8, pp=4, vp=2, placement="wave") == layout
+
+
+def test_from_names_takes_what_megatron_takes():
+    kind = enum.Enum("LayerType", ["embedding", "decoder", "loss", "mtp"])
+    layout = pl.Layout.from_names(
+        [[kind.embedding, " Decoder "], ["t", kind.mtp, "L"]], pp=2, num_layers=2, mtp_num_layers=1
+    )
+    assert layout == pl.Layout.from_string("Et|tmL", pp=2)
+
+
+def test_numpy_numbers_are_numbers():
+    counts = np.array([[2, 2], [2, 2]])
+    layout = pl.Layout.from_counts(counts)
+    assert layout == pl.Layout.even(np.int64(8), pp=np.uint8(2), vp=2)
+    assert layout.layers(np.int32(1), np.int64(0)) == [3, 4]
+
+
+# --------------------------------------------------------------------------------- bad values
+
+BAD_NUMBERS = [0, -1, -(2**63), 2**32, 2**64, 10**400]
+
+
+@pytest.mark.parametrize("bad", BAD_NUMBERS)
+@pytest.mark.parametrize("name", ["num_layers", "pp", "vp"])
+def test_numbers_out_of_range_are_named(name, bad):
+    arguments = {"num_layers": 8, "pp": 2, "vp": 2} | {name: bad}
+    for make in (pl.Layout.even, pl.Layout.megatron):
+        with pytest.raises(pl.PlanError, match=rf"(?s){name}=.*\nhint: "):
+            make(**arguments)
+
+
+def test_large_but_representable_numbers_are_refused_before_they_cost_memory():
+    big = 2**32 - 1
+    for make in [
+        lambda: pl.Layout.even(8, pp=big),
+        lambda: pl.Layout.even(8, pp=2, vp=big),
+        lambda: pl.Layout.even(big, pp=2),
+        lambda: pl.Layout.megatron(8, pp=2, mtp_num_layers=big),
+        lambda: pl.Layout.from_counts([big, big]),
+        lambda: pl.Layout.from_string("Et*4294967295L", pp=1),
+        lambda: pl.Layout.from_string("E" + "(" * 10_000 + "t" + ")*9" * 10_000 + "L", pp=1),
+        lambda: pl.Layout.from_string("Et" + "|*1000000" * 9 + "L", pp=1),
+    ]:
+        with pytest.raises(pl.PlanError, match="\nhint: "):
+            make()
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "part"),
+    [
+        (lambda: pl.Layout.from_counts([]), pl.LayoutError, "counts is empty"),
+        (lambda: pl.Layout.from_counts([[]]), pl.LayoutError, "counts[0] is empty"),
+        (lambda: pl.Layout.from_counts([[1], [1, 2]]), pl.LayoutError, "counts[1] has 2 chunks"),
+        (lambda: pl.Layout.from_counts([[0], [0]]), pl.LayoutError, "0 decoder layers"),
+        (lambda: pl.Layout.from_counts([1, -1]), pl.ConfigError, "counts[1]=-1"),
+        (lambda: pl.Layout.from_counts([[1], [-5]]), pl.ConfigError, "counts[1][0]=-5"),
+        (lambda: pl.Layout.from_counts([1.5]), TypeError, "counts[0] must be an integer"),
+        (lambda: pl.Layout.from_counts("12"), TypeError, "counts must be a list"),
+        (lambda: pl.Layout.from_counts(7), TypeError, "counts must be a list"),
+        (lambda: pl.Layout.from_names(["Et", "tL"], pp=2), TypeError, "names[0] must be a list"),
+        (lambda: pl.Layout.from_names([[1]], pp=1), TypeError, "names[0][0] is not a name"),
+        (lambda: pl.Layout.even(True, pp=2), TypeError, "num_layers must be an integer"),
+        (lambda: pl.Layout.even(8, pp=2, placement="ring"), pl.ConfigError, '"ring" is unknown'),
+        (lambda: pl.Layout.even(8, pp=2).layers(2), pl.LayoutError, "rank=2"),
+        (lambda: pl.Layout.even(8, pp=2).layers(-1), pl.ConfigError, "rank=-1"),
+        (lambda: pl.Layout.even(8, pp=2).layers(0, 1), pl.LayoutError, "vp_stage=1"),
+        (lambda: pl.Layout.even(8, pp=2, vp=2).layers(0), pl.LayoutError, "vp_stage is missing"),
+        (lambda: pl.Layout.from_string("Et|Lx", pp=2), pl.LayoutError, "column 5: `x`"),
+        (lambda: pl.Layout.from_string("Et|tL|", pp=3), pl.LayoutError, "loss is in stage 1"),
+        (
+            lambda: pl.Layout.from_string("E|(t|)*10m|m|m|LL|LL", pp=8),
+            pl.LayoutError,
+            "loss appears 4 times, expected 1",
+        ),
+        (
+            lambda: pl.Layout.from_string("Et|tL", pp=2, num_layers=3),
+            pl.LayoutError,
+            "2 decoder layers, but num_layers=3",
+        ),
+        (
+            lambda: pl.Layout.from_string("Et|t|tm|L", pp=2),
+            pl.LayoutError,
+            "on rank 0",
+        ),
+    ],
+)
+def test_bad_values_are_refused_by_name(make, error, part):
+    with pytest.raises(error, match=re.escape(part)) as caught:
+        make()
+    assert "\nhint: " in str(caught.value)
+
+
+def test_an_error_points_at_the_place_in_the_text():
+    with pytest.raises(pl.LayoutError) as caught:
+        pl.Layout.from_string("Et*3|(tt|)29|mL", pp=32)
+    lines = str(caught.value).splitlines()
+    assert lines[1:3] == ["  Et*3|(tt|)29|mL", "            ^"]
+
+
+def test_the_documentation_runs():
+    result = doctest.testfile(
+        str(HERE.parent / "docs" / "layouts.md"),
+        module_relative=False,
+        optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS,
+    )
+    assert result.attempted > 10
+    assert result.failed == 0

@@ -1,0 +1,127 @@
+"""Properties of every plan, on hypothesis' shapes; PIPELOOM_HYPOTHESIS_PROFILE sets how many."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import pipeloom as pl
+from pipeloom.testing import invariants, plans, shapes, strategies
+
+
+def bound(*names):
+    """Skips a test whose part of the API is not there yet."""
+    missing = [name for name in names if not hasattr(pl, name) and not hasattr(pl.Plan, name)]
+    return pytest.mark.skipif(bool(missing), reason=f"not bound: {', '.join(missing)}")
+
+
+@given(strategies.arguments())
+def test_refused_exactly_if_it_deadlocks(arguments):
+    invariants.refuses_what_deadlocks(arguments)
+
+
+@given(shapes())
+def test_every_op_once_in_dependency_order(arguments):
+    invariants.is_sound(arguments)
+
+
+@given(shapes())
+def test_equals_the_reference(arguments):
+    invariants.equals_twin(arguments)
+
+
+@given(plans())
+def test_random_access(plan):
+    invariants.random_access_agrees(plan)
+
+
+@given(plans())
+def test_recomputed_backwards_follow_their_forwards(plan):
+    invariants.marks_agree(plan)
+
+
+@given(shapes())
+def test_same_arguments_same_plan(arguments):
+    first, second = pl.plan(**arguments), pl.plan(**arguments)
+    assert first == second
+    assert hash(first) == hash(second)
+    assert [first.ops(r) for r in range(first.pp)] == [second.ops(r) for r in range(first.pp)]
+
+
+@given(shapes(schedules=["interleaved_1f1b"]))
+def test_one_chunk_is_plain_1f1b(arguments):
+    arguments = arguments | {"vp": 1}
+    arguments.pop("microbatch_group_size", None)
+    arguments.pop("extra_warmup", None)
+    plain = {name: value for name, value in arguments.items() if name != "vp"}
+    assert pl.plan(**arguments) == pl.plan(**plain | {"schedule": "1f1b"})
+
+
+@given(plans())
+def test_the_shape_is_told_as_it_was_given(plan):
+    assert len(plan.stages) == plan.num_stages
+    assert plan.num_ops == sum(len(plan.columns(rank)["kind"]) for rank in range(plan.pp))
+    assert plan.num_stages == plan.pp * plan.vp * plan.num_replicas
+
+
+@bound("save", "load")
+@given(plans())
+def test_pickles(plan):
+    invariants.round_trips(plan)
+
+
+@bound("to_csv", "from_csv")
+@given(plans())
+def test_csv(plan):
+    invariants.csv_round_trips(plan)
+
+
+@bound("to_csv", "from_csv", "lower")
+@given(plans(lowered=True) if hasattr(pl.Plan, "lower") else st.none())
+def test_csv_of_lowered_plans(plan):
+    invariants.csv_round_trips(plan)
+
+
+@bound("lower", "check")
+@given(plans(), st.sampled_from(strategies.STYLES), st.integers(1, 3))
+def test_lowering(plan, style, prefetch):
+    invariants.lowers(plan, style, prefetch)
+
+
+@bound("from_csv")
+@given(st.data())
+def test_broken_plans_are_refused(data):
+    plan = data.draw(plans(max_pp=3, max_microbatches=5))
+    mutation = data.draw(strategies.mutations(plan))
+    invariants.verdict_agrees(mutation, forward_only=plan.forward_only)
+
+
+@bound("simulate", "Costs")
+@given(st.data())
+def test_times(data):
+    plan = data.draw(plans())
+    invariants.times_agree(plan, data.draw(strategies.cost_arguments(plan)))
+
+
+@bound("simulate", "Costs")
+@given(st.data())
+def test_dearer_is_later(data):
+    plan = data.draw(plans())
+    costs = data.draw(strategies.cost_arguments(plan))
+    name = data.draw(st.sampled_from(["forward", "backward_input", "backward_weight", "latency"]))
+    invariants.dearer_is_later(plan, costs, name)
+
+
+@bound("Layout")
+@given(strategies.layouts() if hasattr(pl, "Layout") else st.none())
+def test_layouts_cover_every_layer_once(layout):
+    stages = [(rank, chunk) for rank in range(layout.pp) for chunk in range(layout.vp)]
+    found = sorted(layer for stage in stages for layer in layout.layers(*stage))
+    assert found == list(range(1, layout.num_layers_total + 1))
+    assert sum(layout.pre_process(*stage) for stage in stages) == 1
+    assert sum(layout.post_process(*stage) for stage in stages) == 1
+    for stage in stages:
+        layers = layout.layers(*stage)
+        assert layout.num_layers(*stage) == len(layers)
+        if layers:
+            assert layers == list(range(layers[0], layers[-1] + 1))
+            assert layout.offset(*stage) == layers[0] - 1

@@ -69,7 +69,9 @@ def run(arguments: argparse.Namespace) -> int:
     rows = []
     for name, (step, ops) in steps.items():
         seconds = min(_timed(step) for _ in range(arguments.repeat))
-        rows.append({"step": name, "ops": ops, "seconds": seconds, "ns_per_op": seconds / ops * 1e9})
+        rows.append(
+            {"step": name, "ops": ops, "seconds": seconds, "ns_per_op": seconds / ops * 1e9}
+        )
     if arguments.json:
         options.print_json({"plan": repr(plan), "repeat": arguments.repeat, "steps": rows})
         return 0

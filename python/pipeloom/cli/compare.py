@@ -44,7 +44,6 @@ _DEFAULTS = {
     "memory_forward": 1,
     "memory_backward_weight": -1,
 }
-_CHUNK_ARGUMENT = {"vp", "microbatch_group_size"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -87,7 +86,7 @@ def _row(schedule: pl.Schedule, shape: dict[str, Any], values: dict[str, Any]) -
         own.pop("vp", None)
     try:
         plan = pl.plan(schedule.name, **own)
-        timeline = plan.simulate(pl.Costs(**_share(values, plan.vp * plan.num_replicas)))
+        timeline = plan.simulate(pl.Costs(**_share(values, plan.vp)))
     except pl.PlanError as error:
         reason, _, _ = str(error).partition("\n")
         return {"schedule": schedule.name, "makespan": None, "reason": reason}

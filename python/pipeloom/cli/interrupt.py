@@ -52,7 +52,9 @@ def prompt_interrupts(status: int) -> Iterator[None]:
         while number := reader.recv(1):
             interrupted = number[0] == signal.SIGINT and not _held.is_set()
             if interrupted and not done.wait(GRACE_S):
-                os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, b"pipeloom: interrupted\n")
+                os.write(
+                    sys.__stderr__.fileno() if sys.__stderr__ else 2, b"pipeloom: interrupted\n"
+                )
                 os._exit(status)
 
     before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)

@@ -158,10 +158,10 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
         PlanError: The options contradict each other or the plan can't be made.
     """
     if (arguments.plan is None) == (arguments.schedule is None):
-        none = arguments.plan is None
         raise pl.ConfigError(
-            f"{'no plan is' if none else 'two plans are'} named\nhint: name a schedule (`pipeloom schedules` lists them) with --pp "
-            "and -m, or a file with --plan"
+            f"{'no plan is' if arguments.plan is None else 'two plans are'} named\n"
+            "hint: name a schedule (`pipeloom schedules` lists them) with --pp and -m, or a file "
+            "with --plan"
         )
     if arguments.plan is not None:
         for name in _SHAPE_OPTIONS:
@@ -180,14 +180,14 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
     return plan.lower(style, **{name: value for name, value in given.items() if value is not None})
 
 
-def _number(text: str) -> int | float:
+def _number(text: str) -> float:
     try:
         return int(text)
     except ValueError:
         return float(text)
 
 
-def _cost(text: str) -> Any:
+def _cost(text: str) -> float | list[float] | list[list[float]]:
     """Read `1`, `1,2.5` (one a stage or rank) or `0,1;1,0` (a matrix by rank)."""
     try:
         rows = [[_number(word) for word in row.split(",")] for row in text.split(";")]
@@ -203,8 +203,8 @@ def add_cost_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `pipeloom.Costs`."""
     group = parser.add_argument_group(
         "costs",
-        "the arguments of pipeloom.Costs, in any one unit of time: a number, one a stage (1,2,3), "
-        "or one for each pair of ranks (0,1;1,0)",
+        "the arguments of pipeloom.Costs, in any one unit of time: a number, one a\n"
+        "stage (1,2,3), or one for each pair of ranks (0,1;1,0)",
     )
     group.add_argument(
         "--costs", type=Path, metavar="FILE", help="a JSON object with these; options override it"

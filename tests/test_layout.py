@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import doctest
-import enum
 import gzip
 import itertools
 import json
@@ -34,18 +34,6 @@ def split(record: dict) -> pl.Layout:
         num_layers_in_last_pipeline_stage=record.get("last"),
         account_for_embedding_in_pipeline_split=record.get("emb", False),
         account_for_loss_in_pipeline_split=record.get("loss", False),
-    )
-
-
-def parse(record: dict) -> pl.Layout:
-    """The layout of a record of kind `layout`."""
-    read = pl.Layout.from_string if isinstance(record["in"], str) else pl.Layout.from_names
-    return read(
-        record["in"],
-        pp=record["pp"],
-        vp=record["vp_arg"],
-        num_layers=record["num_layers"],
-        mtp_num_layers=record["mtp"] or 0,
     )
 
 
@@ -86,98 +74,6 @@ def test_every_split_that_megatron_refuses_is_refused_and_its_crash_is_not():
         else:
             with pytest.raises(pl.LayoutError, match=r"(?s)\d.*\nhint: "):
                 split(record)
-
-
-@pytest.mark.parametrize(
-    "record", [r for r in GOLDEN if r["kind"] == "layout"], ids=lambda r: str(r["in"])[:40]
-)
-def test_the_layout_language_means_what_it_means_in_megatron(record):
-    if "stages" not in record:
-        with pytest.raises(pl.LayoutError, match="\nhint: "):
-            parse(record)
-        return
-    layout = parse(record)
-    assert layout.vp == (record["vp"] or 1)
-    assert layout.num_layers_total == record["num_layers"]
-    for r, c in places(layout):
-        expected = record["stages"][r][c]
-        assert layout.layers(r, c) == [i + 1 for i in expected["ids"]]
-        assert layout.offset(r, c) == expected["off"]
-        assert layout.pre_process(r, c) == ("E" in expected["s"])
-        assert layout.post_process(r, c) == ("L" in expected["s"])
-        assert [layout.num_mtp_layers(r, c), layout.mtp_offset(r, c)] == expected["m"]
-
-
-# Megatron-core's two textual passes, as the slow readable twin of our reader.
-def two_passes(text: str) -> str | None:
-    text = text.replace(",", "")
-    text = re.sub(r"\(([^)]+)\)\*([0-9]+)", lambda m: m[1] * int(m[2]), text)
-    text = re.sub(r"(.)\*([0-9]+)", lambda m: m[1] * int(m[2]), text)
-    return text if set(text) <= set("EtmL|") else None
-
-
-def read_or_none(text: str, pp: int) -> pl.Layout | None:
-    try:
-        return pl.Layout.from_string(text, pp=pp)
-    except pl.LayoutError:
-        return None
-
-
-ITEMS = st.recursive(
-    st.tuples(
-        st.sampled_from(["t", "t", "tt", "t|", "|", "t,"]), st.sampled_from(["", "*2", "*0"])
-    ),
-    lambda inner: st.tuples(
-        st.lists(inner, min_size=1, max_size=4).map(
-            lambda items: "(" + "".join(map("".join, items)) + ")"
-        ),
-        st.sampled_from(["", "*1", "*2", "*3", "*2*3"]),
-    ),
-    max_leaves=8,
-)
-NESTED = st.lists(ITEMS, max_size=5).map(lambda items: "".join(map("".join, items)))
-
-
-# Without nesting, so that Megatron-core reads it too: (body, multiplier) pairs.
-GROUPS = st.tuples(
-    st.lists(
-        st.sampled_from(["t", "t*2", "|", "t|", "|*3", "t*0", "t,"]), min_size=1, max_size=4
-    ).map(lambda body: f"({''.join(body)})"),
-    st.sampled_from(["*0", "*1", "*2", "*3,", "*10"]),
-)
-SYMBOLS = st.tuples(st.sampled_from(["t", "tt", "|", "t,|"]), st.sampled_from(["", "*2", "*0"]))
-FLAT = st.lists(st.one_of(GROUPS, SYMBOLS), max_size=6).map(
-    lambda items: "".join(map("".join, items))
-)
-
-
-@given(FLAT)
-def test_where_both_read_a_text_they_agree(body):
-    text = f"Et{body}L"
-    expanded = two_passes(text)
-    assert expanded is not None
-    assert expanded.count("E") == expanded.count("L") == 1
-    stages = expanded.split("|")
-    layout = pl.Layout.from_string(text, pp=len(stages))
-    assert [layout.num_layers(r) for r in range(layout.pp)] == [s.count("t") for s in stages]
-
-
-@given(NESTED, st.integers(1, 4))
-def test_a_text_with_nesting_is_read_or_refused_but_never_miscounted(body, pp):
-    layout = read_or_none(f"E{body}tL", pp)
-    if layout is None:
-        return
-    numbers = [n for place in places(layout) for n in layout.layers(*place)]
-    assert numbers == list(range(1, layout.num_layers_total + 1))
-    assert pl.Layout.from_string(layout.to_string(), pp=pp) == layout
-
-
-def test_every_text_that_we_write_is_read_by_megatron_too():
-    for counts in itertools.product([0, 1, 2, 5], repeat=4):
-        if any(counts):
-            text = pl.Layout.from_counts(counts).to_string()
-            stages = two_passes(text).split("|")
-            assert [s.count("t") for s in stages] == list(counts), text
 
 
 # --------------------------------------------------------------------------------- properties
@@ -314,22 +210,20 @@ def test_one_rank_with_chunks_shares_the_layers_instead_of_repeating_them():
     assert [layout.layers(0, 0), layout.layers(0, 1)] == [[1, 2, 3, 4], [5, 6, 7, 8]]
 
 
-def test_reported_layouts():
-    layout = pl.Layout.from_string("Et|t|t|tL", pp=2)
-    assert (layout.vp, layout.layers(1, 1)) == (2, [4])
-    layout = pl.Layout.from_string("E(|tt)*30,|mL", pp=32)
-    assert (layout.num_layers_total, layout.num_mtp_layers_total) == (60, 1)
-    assert layout.layers(0) == layout.layers(31) == []
-    for pp, vp in [(16, 1), (8, 2), (4, 4)]:
-        assert pl.Layout.from_string("Et*4|(tttt|)*14tmL", pp=pp, num_layers=61).vp == vp
-    layout = pl.Layout.from_string("E|(t|)*11m|m|m|L", pp=8, mtp_num_layers=3)
-    assert [layout.num_mtp_layers(r, 1) for r in range(8)] == [0, 0, 0, 0, 1, 1, 1, 0]
-    assert layout.embedding_ranks() == [0, 4, 5, 6]
-    assert layout.embedding_ranks(tied=True) == [0, 4, 5, 6, 7]
-    layout = pl.Layout.from_string("E,(t)*13|(t)*14,L", pp=2)
-    assert [layout.num_layers(r) for r in range(2)] == [13, 14]
-    with pytest.raises(pl.LayoutError, match="2 stages, not a multiple of pp=4"):
-        pl.Layout.from_string("Et|tL", pp=4)
+@pytest.mark.parametrize(
+    ("costs", "pp", "arguments", "counts"),
+    [
+        ([1] * 5, 4, {}, [2, 1, 1, 1]),
+        ([1] * 38, 8, {}, [5] * 6 + [4] * 2),
+        ([1] * 3, 2, {"embedding_cost": 2, "loss_cost": 2}, [2, 1]),
+        ([0, 1, 1, 1, 1, 0], 4, {"embedding_cost": 2, "loss_cost": 2}, [1, 2, 2, 1]),
+        ([10, 1, 1, 1, 1, 1], 3, {}, [1, 3, 2]),
+        ([0.5] * 8, 2, {"loss_cost": 1.0}, [5, 3]),
+    ],
+)
+def test_reported_costs_are_balanced(costs, pp, arguments, counts):
+    layout = pl.Layout.balanced(costs, pp=pp, **arguments)
+    assert [layout.num_layers(r) for r in range(pp)] == counts
 
 
 def test_the_loss_of_a_v_is_on_rank_0():
@@ -343,14 +237,6 @@ def test_the_loss_of_a_v_is_on_rank_0():
     assert layout.post_process(0, 1)
     assert layout.layers(0, 1) == [8]
     assert pl.Layout.even(8, pp=4, vp=2, placement="wave") == layout
-
-
-def test_from_names_takes_what_megatron_takes():
-    kind = enum.Enum("LayerType", ["embedding", "decoder", "loss", "mtp"])
-    layout = pl.Layout.from_names(
-        [[kind.embedding, " Decoder "], ["t", kind.mtp, "L"]], pp=2, num_layers=2, mtp_num_layers=1
-    )
-    assert layout == pl.Layout.from_string("Et|tmL", pp=2)
 
 
 def test_numpy_numbers_are_numbers():
@@ -406,6 +292,13 @@ def test_large_but_representable_numbers_are_refused_before_they_cost_memory():
         (lambda: pl.Layout.from_names([[1]], pp=1), TypeError, "names[0][0] is not a name"),
         (lambda: pl.Layout.even(True, pp=2), TypeError, "num_layers must be an integer"),
         (lambda: pl.Layout.even(8, pp=2, placement="ring"), pl.ConfigError, '"ring" is unknown'),
+        (lambda: pl.Layout.balanced([], pp=2), pl.LayoutError, "layer_costs has 0 entries"),
+        (lambda: pl.Layout.balanced([1, -2], pp=2), pl.LayoutError, "a cost is -2"),
+        (
+            lambda: pl.Layout.balanced([1, 2], pp=2, no_cut_after=[-1]),
+            pl.ConfigError,
+            "no_cut_after=-1",
+        ),
         (lambda: pl.Layout.even(8, pp=2).layers(2), pl.LayoutError, "rank=2"),
         (lambda: pl.Layout.even(8, pp=2).layers(-1), pl.ConfigError, "rank=-1"),
         (lambda: pl.Layout.even(8, pp=2).layers(0, 1), pl.LayoutError, "vp_stage=1"),
@@ -435,18 +328,23 @@ def test_bad_values_are_refused_by_name(make, error, part):
     assert "\nhint: " in str(caught.value)
 
 
-def test_an_error_points_at_the_place_in_the_text():
-    with pytest.raises(pl.LayoutError) as caught:
-        pl.Layout.from_string("Et*3|(tt|)29|mL", pp=32)
-    lines = str(caught.value).splitlines()
-    assert lines[1:3] == ["  Et*3|(tt|)29|mL", "            ^"]
+DOCTEST_FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 
 
 def test_the_documentation_runs():
-    result = doctest.testfile(
-        str(HERE.parent / "docs" / "layouts.md"),
-        module_relative=False,
-        optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS,
-    )
-    assert result.attempted > 10
+    page = HERE.parent / "docs" / "layouts.md"
+    result = doctest.testfile(str(page), module_relative=False, optionflags=DOCTEST_FLAGS)
+    assert result.attempted > 20
     assert result.failed == 0
+
+
+def test_the_examples_of_the_stub_run():
+    tree = ast.parse((Path(pl.__file__).parent / "_core.pyi").read_text())
+    (layout,) = (n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Layout")
+    runner = doctest.DocTestRunner(optionflags=DOCTEST_FLAGS)
+    for node in (layout, *(n for n in layout.body if isinstance(n, ast.FunctionDef))):
+        text = ast.get_docstring(node) or ""
+        case = doctest.DocTestParser().get_doctest(text, {"pl": pl}, node.name, "_core.pyi", 0)
+        runner.run(case)
+    assert runner.tries > 7
+    assert runner.failures == 0

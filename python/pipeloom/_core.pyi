@@ -102,6 +102,44 @@ class Layout:
         """
 
     @staticmethod
+    def balanced(
+        layer_costs: Sequence[float],
+        *,
+        pp: SupportsIndex,
+        vp: SupportsIndex | None = None,
+        embedding_cost: float = 0.0,
+        loss_cost: float = 0.0,
+        no_cut_after: Sequence[SupportsIndex] = ...,
+        placement: _Placement = "loop",
+    ) -> Layout:
+        """The split whose heaviest stage is as light as can be; of several the most even one.
+
+        Stages are balanced, not ranks: with vp > 1 a rank's load is the sum of its chunks'. No
+        stage stays empty if there are layers enough. Equal layers alone split as by `even`.
+
+        Args:
+            layer_costs: each decoder layer's cost, in any one unit of time or size.
+            pp: ranks.
+            vp: chunks a rank (None: 1).
+            embedding_cost: cost of the embedding, on the first stage, in the same unit.
+            loss_cost: cost of final norm, output layer and loss, on the last stage.
+            no_cut_after: numbers (from 1) of layers that must share a stage with the next one.
+            placement: which rank holds which stage.
+
+        Returns:
+            The layout.
+
+        Raises:
+            LayoutError: if a cost is negative or not finite, or there are more than 1024 layers
+                or stages.
+            ConfigError: if a number is out of range or the placement is unknown.
+
+        Examples:
+            >>> pl.Layout.balanced([1] * 12, pp=4, embedding_cost=1, loss_cost=2).to_string()
+            'Ettt|t*4|ttt|ttL'
+        """
+
+    @staticmethod
     def from_counts(
         counts: Sequence[SupportsIndex] | Sequence[Sequence[SupportsIndex]],
         *,

@@ -405,7 +405,7 @@ impl Plan {
     /// The recompute flag of each forward step of a rank, if recompute was asked for.
     pub fn recompute_mask(&self, rank: Rank) -> Option<Vec<bool>> {
         let mask = self.mask(rank)?;
-        let steps = self.shape.num_units() * self.shape.chunks_per_rank();
+        let steps = self.shape.forwards_of(rank);
         Some((0..steps).map(|k| mask.recomputes(k)).collect())
     }
 

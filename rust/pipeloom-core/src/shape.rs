@@ -283,6 +283,15 @@ impl Shape {
         }
     }
 
+    /// Number of forwards of a rank: each of its stages runs each of its units once.
+    pub fn forwards_of(&self, rank: Rank) -> u32 {
+        (0..self.chunks_per_rank())
+            .filter_map(|chunk| self.stage_at(rank, Chunk(chunk)))
+            .map(|stage| self.units_of(stage))
+            .map(|units| units.end - units.start)
+            .sum()
+    }
+
     /// The other rank of a transfer that `stage` takes part in, if it crosses ranks: the rank of
     /// the next stage (`forward` send or backward receive) or of the previous one.
     #[inline]

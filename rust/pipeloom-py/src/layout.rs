@@ -1,6 +1,7 @@
 //! Class `Layout`.
 
 use pipeloom_core::ids::{Chunk, Rank};
+use pipeloom_core::layout::balance::Weights;
 use pipeloom_core::layout::megatron::Megatron;
 use pipeloom_core::layout::rules::Expected;
 use pipeloom_core::layout::{Layout as Core, StageContent};
@@ -141,6 +142,35 @@ impl Layout {
             placement: named(placement)?,
         };
         detach(py, || split.layout()).map(Self)
+    }
+
+    /// The split whose heaviest stage is as light as can be; of several the most even one.
+    #[staticmethod]
+    #[pyo3(signature = (layer_costs, *, pp, vp=None, embedding_cost=0.0, loss_cost=0.0,
+        no_cut_after=Vec::new(), placement="loop"))]
+    #[allow(clippy::too_many_arguments)] // the public signature
+    fn balanced(
+        py: Python<'_>,
+        layer_costs: Vec<f64>,
+        pp: Value<'_, '_>,
+        vp: Option<Value<'_, '_>>,
+        embedding_cost: f64,
+        loss_cost: f64,
+        no_cut_after: Vec<Bound<'_, PyAny>>,
+        placement: &str,
+    ) -> PyResult<Self> {
+        let (pp, vp) = (convert::count("pp", pp)?, optional("vp", vp, 1)?);
+        let (vp, placement) = (vp.unwrap_or(1), named(placement)?);
+        let weights = Weights {
+            layers: layer_costs,
+            embedding: embedding_cost,
+            loss: loss_cost,
+            no_cut_after: no_cut_after
+                .iter()
+                .map(|layer| convert::count("no_cut_after", layer))
+                .collect::<PyResult<_>>()?,
+        };
+        detach(py, || Core::balanced(&weights, pp, vp, placement)).map(Self)
     }
 
     /// From the number of layers of each chunk of each rank: `counts[rank][chunk]`.

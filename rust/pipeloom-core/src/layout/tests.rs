@@ -122,6 +122,7 @@ fn texts_give_the_stages_that_they_say() -> Result<()> {
         ("E(t)|(t)L", 2, vec![1, 1]),
         ("E||t|L", 4, vec![0, 0, 1, 0]),
         ("Et|*3tL", 4, vec![1, 0, 0, 1]),
+        ("Et*,3L", 1, vec![3]),
         ("Et*0t|tL", 2, vec![1, 1]),
     ] {
         let counts = layers(&read(text, pp)?);

@@ -91,7 +91,10 @@ impl<'a> Reader<'a> {
                 '(' => self.open_group(at)?,
                 ')' => self.close_group(at)?,
                 '*' => {
-                    while rest.next_if(|&(_, c)| c.is_whitespace()).is_some() {}
+                    while rest
+                        .next_if(|&(_, c)| c == ',' || c.is_whitespace())
+                        .is_some()
+                    {}
                     let mut times: Option<usize> = None;
                     while let Some((_, digit)) = rest.next_if(|&(_, c)| c.is_ascii_digit()) {
                         let digit = digit as usize - '0' as usize;

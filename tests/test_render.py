@@ -28,7 +28,12 @@ def timelines(draw: st.DrawFn, *, lowered: bool = False) -> tuple[pl.Plan, pl.Ti
 
 
 def compute_ops(plan: pl.Plan, rank: int) -> list[tuple[int, str]]:
-    return [(at, op) for at, op in enumerate(plan.ops(rank)) if "_" not in op]
+    """Position and text of the ops that compute; those of a pair one by one."""
+    columns = plan.columns(rank)
+    units = columns["microbatch"] * plan.num_seq_pieces + columns["piece"]
+    rows = zip(columns["kind"].tolist(), columns["stage"], units, strict=True)
+    texts = (f"{stage}{pl.OpKind(kind).name}{unit}" for kind, stage, unit in rows)
+    return [(at, text) for at, text in enumerate(texts) if "_" not in text]
 
 
 @given(timelines(lowered=True))
@@ -84,14 +89,17 @@ def test_trace_slices_nest_and_each_arrow_has_two_ends(case):
                 open_until.pop()
             assert not open_until or end <= open_until[-1], "a slice outlives the one around it"
             open_until.append(end)
-    assert sum(map(len, threads.values())) == plan.num_ops
+    assert sum(map(len, threads.values())) == sum(map(plan.num_ops_of, range(plan.pp)))
     for arrow in arrows.values():
         sent, received = arrow["s"], arrow["f"]
         assert sent["pid"] != received["pid"]
         assert sent["ts"] <= received["ts"]
         around = threads[sent["pid"], sent["tid"]]
         assert any(start <= sent["ts"] <= end for start, end in around)
-        assert any(start <= received["ts"] <= end for start, end in threads[received["pid"], received["tid"]])
+        assert any(
+            start <= received["ts"] <= end
+            for start, end in threads[received["pid"], received["tid"]]
+        )
     assert len(arrows) == num_messages(plan)
 
 

@@ -10,8 +10,8 @@ Examples:
     >>> timeline = pl.plan("1f1b", pp=2, num_microbatches=2).simulate(pl.Costs())
     >>> print(plot.grid(timeline), end="")
     1f1b  pp=2 vp=1 m=2   makespan 9   bubble 33.3%   peak memory 2 1
-      time |0     2     4     6     8
-    rank 0 |F0 F1 .  B0--- .  B1---
+      time |0              5
+    rank 0 |F0 F1 .  .  B0--- .  B1---
     rank 1 |.  F0 B0--- F1 B1--- .  .
     F forward   B backward   . idle   - goes on
 """
@@ -61,7 +61,7 @@ def measured(plan: Plan, start: Sequence[ArrayLike], end: Sequence[ArrayLike]) -
         >>> print(grid(measured(p, [[0.0, 0.002]], [[0.002, 0.005]])), end="")
         1f1b  pp=1 vp=1 m=1   makespan 0.005   bubble 0%
           time |0
-        rank 0 |F0- B0-----
+        rank 0 |F0- B0---
         F forward   B backward   . idle   - goes on
     """
     import numpy as np

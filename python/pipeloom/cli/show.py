@@ -130,19 +130,22 @@ def _ranks(text: str | None) -> tuple[int, int] | None:
 
 
 def _times(plan: pl.Plan, timeline: pl.Timeline) -> dict[str, object]:
-    orders = {
-        str(rank): [
-            {"op": op, "start": start, "end": end}
-            for op, start, end in zip(
-                plan.ops(rank),
-                timeline.start(rank).tolist(),
-                timeline.end(rank).tolist(),
-                strict=True,
-            )
-        ]
-        for rank in range(plan.pp)
-    }
+    orders = {str(rank): _order(plan, timeline, rank) for rank in range(plan.pp)}
     return {"plan": repr(plan), **simulate.report(timeline, plan.pp), "orders": orders}
+
+
+def _order(plan: pl.Plan, timeline: pl.Timeline, rank: int) -> list[dict[str, object]]:
+    """Give a rank's ops with their times; those of an overlapped pair one by one."""
+    columns = plan.columns(rank)
+    units = columns["microbatch"] * plan.num_seq_pieces + columns["piece"]
+    times = (timeline.start(rank), timeline.end(rank))
+    rows = zip(
+        *(c.tolist() for c in (columns["stage"], columns["kind"], units, *times)), strict=True
+    )
+    return [
+        {"op": f"{stage}{pl.OpKind(kind).name}{unit}", "start": start, "end": end}
+        for stage, kind, unit, start, end in rows
+    ]
 
 
 def _wants_color(choice: str, output: TextIO) -> bool:

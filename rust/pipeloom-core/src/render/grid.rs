@@ -58,38 +58,59 @@ pub fn grid(drawing: &Drawing, options: &GridOptions) -> Result<String> {
         write_row(&mut text, drawing, &cells, options.color);
     }
     write_legend(&mut text, drawing, &spans, options.color);
-    write_scale(&mut text, view, columns);
+    write_scale(&mut text, view, &spans, columns);
     Ok(text)
 }
 
-/// A stretch of a row that shows one op.
+/// A stretch of a row that shows one op. Times are half ticks since the window's begin, so that
+/// halves of a pair are whole numbers; they may lie outside the window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Span {
     op: Op,
-    start: i64,
-    end: i64,
+    start: i128,
+    end: i128,
+}
+
+/// The window's length in half ticks, at least 1.
+fn length(view: View<'_>) -> i128 {
+    (2 * (i128::from(view.to) - i128::from(view.from))).max(1)
 }
 
 /// What a row shows of a rank. The ops of an overlapped pair take half of their time each.
 fn spans(view: View<'_>, rank: Rank) -> Vec<Span> {
     let lane = view.lane(rank);
-    let shown = |&(at, block): &(usize, &Block)| {
+    let since = |ticks: i64| 2 * (i128::from(ticks) - i128::from(view.from));
+    let span = |(at, block): (usize, &Block)| {
         let op = block.op;
-        let (mut start, mut end) = (block.start, block.end);
-        if let Some(pair) = pair_time(lane, at) {
-            let middle = pair.0 + (pair.1 - pair.0) / 2;
-            (start, end) = if is_pair_second(op) {
-                (middle, pair.1)
-            } else {
-                (pair.0, middle)
+        let Some(pair) = pair_time(lane, at) else {
+            return Span {
+                op,
+                start: since(block.start),
+                end: since(block.end),
             };
+        };
+        let (start, end) = (since(pair.0), since(pair.1));
+        let middle = i128::midpoint(start, end);
+        if is_pair_second(op) {
+            Span {
+                op,
+                start: middle,
+                end,
+            }
+        } else {
+            Span {
+                op,
+                start,
+                end: middle,
+            }
         }
-        (start < end && start < view.to && end > view.from).then_some(Span { op, start, end })
     };
+    let seen = |span: &Span| span.start < span.end && span.start < length(view) && span.end > 0;
     let computes = |found: &(usize, &Block)| found.1.op.kind.is_compute();
     view.blocks(rank)
         .filter(computes)
-        .filter_map(|found| shown(&found))
+        .map(span)
+        .filter(seen)
         .collect()
 }
 
@@ -123,6 +144,7 @@ fn label(drawing: &Drawing, op: Op) -> String {
 /// `room`. Columns of equal width if all times are multiples of one step.
 fn columns(view: View<'_>, spans: &[Vec<Span>], room: usize) -> usize {
     let all = || spans.iter().flatten();
+    let length = length(view);
     let longest = all()
         .map(|span| label(view.drawing, span.op).len())
         .max()
@@ -130,21 +152,16 @@ fn columns(view: View<'_>, spans: &[Vec<Span>], room: usize) -> usize {
     let shortest = all()
         .map(|span| span.end - span.start)
         .min()
-        .unwrap_or(1)
-        .max(1);
-    let step = all().fold(view.to - view.from, |step, span| {
-        let step = gcd(step, (span.start - view.from).max(0));
-        gcd(step, (span.end.min(view.to) - view.from).max(0))
+        .unwrap_or(length);
+    let step = all().fold(length, |step, span| {
+        gcd(gcd(step, span.start.max(0)), span.end.min(length))
     });
-    let length = (view.to - view.from).max(1);
-    let (cell, step) = (i64::try_from(longest + 1).unwrap_or(i64::MAX), step.max(1));
-    let natural = i128::from(length) * i128::from(cell) / i128::from(shortest);
-    let even = i128::from(length / step)
-        * (i128::from(cell) * i128::from(step) + i128::from(shortest) - 1)
-            .div_euclid(i128::from(shortest));
+    let cell = longest as i128 + 1;
+    let natural = length * cell / shortest;
+    let even = length / step * (cell * step + shortest - 1).div_euclid(shortest);
     let wanted = usize::try_from(if even <= 2 * natural { even } else { natural });
-    if wanted.is_ok_and(|wanted| wanted <= room) {
-        return wanted.unwrap_or(room).max(1);
+    if let Some(fitting) = wanted.ok().filter(|&wanted| wanted <= room) {
+        return fitting.max(1);
     }
     // Scaled down, a whole number of characters a step keeps equal ops equally long.
     let steps = usize::try_from(length / step).unwrap_or(usize::MAX);
@@ -155,7 +172,7 @@ fn columns(view: View<'_>, spans: &[Vec<Span>], room: usize) -> usize {
     }
 }
 
-fn gcd(a: i64, b: i64) -> i64 {
+fn gcd(a: i128, b: i128) -> i128 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
@@ -165,15 +182,13 @@ type Cell = Option<Span>;
 /// Shares the row's characters out: each goes to the op that has most of its time, or to nobody
 /// if the rank idles for more than half of it.
 fn raster(view: View<'_>, spans: &[Span], columns: usize) -> Vec<Cell> {
-    let length = i128::from((view.to - view.from).max(1));
-    let width = columns as i128;
+    let (length, width) = (length(view), columns as i128);
     let mut cells: Vec<Cell> = vec![None; columns];
     let mut most = vec![0_i128; columns];
     let mut busy = vec![0_i128; columns];
     for span in spans {
-        // In units of 1/columns tick, so that cell `c` is exactly [c * length, (c + 1) * length).
-        let start = i128::from(span.start.max(view.from) - view.from) * width;
-        let end = i128::from(span.end.min(view.to) - view.from) * width;
+        // In units of 1/columns half tick, so that cell `c` is [c * length, (c + 1) * length).
+        let (start, end) = (span.start.max(0) * width, span.end.min(length) * width);
         let (Ok(first), Ok(last)) = (
             usize::try_from(start / length),
             usize::try_from((end - 1) / length),
@@ -198,40 +213,33 @@ fn raster(view: View<'_>, spans: &[Span], columns: usize) -> Vec<Cell> {
     cells
 }
 
-/// Writes a row: runs of cells that belong to one op are labelled, if the label fits.
+/// Writes a row: runs of cells that belong to one op are labelled, if the label fits. Idle cells
+/// get a dot each, or one in so many where boxes are wide.
 fn write_row(text: &mut String, drawing: &Drawing, cells: &[Cell], color: bool) {
+    let runs = || cells.chunk_by(|a, b| a == b);
+    let boxes = runs().filter(|run| run[0].is_some()).map(<[Cell]>::len);
+    let dot_every = boxes.min().unwrap_or(1);
     let mut row = String::new();
     let mut at = 0;
-    while at < cells.len() {
-        let run = cells[at..]
-            .iter()
-            .take_while(|cell| **cell == cells[at])
-            .count();
-        match cells[at] {
-            None => row.push_str(&idle(cells, at, run)),
-            Some(span) => {
-                let (shown, gap) = boxed(drawing, span.op, run, color);
-                paint(&mut row, drawing, span.op, &shown, color);
-                row.push_str(&" ".repeat(gap));
-            }
+    for run in runs() {
+        if let Some(span) = run[0] {
+            let (shown, gap) = boxed(drawing, span.op, run.len(), color);
+            paint(&mut row, drawing, span.op, &shown, color);
+            row.push_str(&" ".repeat(gap));
+        } else {
+            let dot = |i: usize| {
+                if i.is_multiple_of(dot_every) {
+                    '.'
+                } else {
+                    ' '
+                }
+            };
+            row.extend((at..at + run.len()).map(dot));
         }
-        at += run;
+        at += run.len();
     }
     text.push_str(row.trim_end());
     text.push('\n');
-}
-
-/// Idle characters: a dot each, thinned out to one for each cell where cells are wide.
-fn idle(cells: &[Cell], at: usize, run: usize) -> String {
-    let widest = cells
-        .chunk_by(|a, b| a == b)
-        .filter(|run| run[0].is_some())
-        .map(<[Cell]>::len)
-        .min()
-        .unwrap_or(1);
-    (at..at + run)
-        .map(|i| if i % widest == 0 { '.' } else { ' ' })
-        .collect()
 }
 
 /// What a box of `run` characters shows, and the gap behind it.
@@ -356,21 +364,16 @@ fn write_legend(text: &mut String, drawing: &Drawing, spans: &[Vec<Span>], color
 }
 
 /// Says so if a character is more than a step of the plan.
-fn write_scale(text: &mut String, view: View<'_>, columns: usize) {
-    let spans: Vec<i64> = view
-        .ranks()
-        .flat_map(|rank| spans(view, rank))
+fn write_scale(text: &mut String, view: View<'_>, spans: &[Vec<Span>], columns: usize) {
+    let shortest = spans
+        .iter()
+        .flatten()
         .map(|span| span.end - span.start)
-        .collect();
-    let shortest = spans.into_iter().min().unwrap_or(i64::MAX);
-    let length = view.to - view.from;
-    if i128::from(length) > i128::from(shortest) * columns as i128 {
-        let drawing = view.drawing;
-        let each = decimal(
-            i128::from(length),
-            columns as i128 * i128::from(drawing.ticks_per_unit),
-            3,
-        );
+        .min();
+    let (length, columns) = (length(view), columns as i128);
+    if shortest.is_some_and(|shortest| length > shortest * columns) {
+        let unit = i128::from(view.drawing.ticks_per_unit);
+        let each = decimal(length, 2 * columns * unit, 3);
         let _ = writeln!(
             text,
             "scaled: one character is {each} time units and shows what takes most of it; \

@@ -134,10 +134,10 @@ impl Drawing {
         })
     }
 
-    /// First tick of the first op, at most 0.
+    /// First tick of the first op.
     pub fn begin(&self) -> i64 {
         let starts = self.lanes.iter().flat_map(|lane| &lane.blocks);
-        starts.map(|block| block.start).min().unwrap_or(0).min(0)
+        starts.map(|block| block.start).min().unwrap_or(0)
     }
 
     /// Last tick of the last op.
@@ -236,9 +236,11 @@ impl<'a> View<'a> {
         &self.drawing.lanes[rank.index()]
     }
 
-    /// Whether the block is seen.
+    /// Whether the block is seen; one that takes no time is, also at the window's edges.
     pub(crate) fn shows(self, block: &Block) -> bool {
-        block.start < self.to && block.end > self.from
+        let overlaps = block.start < self.to && block.end > self.from;
+        let instant = block.start == block.end;
+        overlaps || (instant && self.from <= block.start && block.start <= self.to)
     }
 
     /// The blocks of a rank that are seen, each with its position.

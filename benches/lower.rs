@@ -6,6 +6,9 @@ use pipeloom_core::plan::Plan;
 use pipeloom_core::semantics::Style;
 use pipeloom_core::{lower, schedules};
 
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() {
     divan::main();
 }

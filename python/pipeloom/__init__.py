@@ -20,6 +20,13 @@ from pipeloom._core import (
     SearchError,
     Violation,
     __version__,
+    p2p_order,
+)
+from pipeloom.dispatch import (
+    forward_backward_no_pipelining,
+    forward_backward_pipelining_with_interleaving,
+    forward_backward_pipelining_without_interleaving,
+    get_forward_backward_func,
 )
 from pipeloom.planning import OpKind, Schedule, plan, schedules
 
@@ -36,6 +43,11 @@ __all__ = [
     "SearchError",
     "Violation",
     "__version__",
+    "forward_backward_no_pipelining",
+    "forward_backward_pipelining_with_interleaving",
+    "forward_backward_pipelining_without_interleaving",
+    "get_forward_backward_func",
+    "p2p_order",
     "plan",
     "schedules",
 ]

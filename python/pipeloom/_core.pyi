@@ -1,4 +1,5 @@
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from os import PathLike
 from typing import Any, Literal, SupportsIndex, TypeAlias, final
 
 _Placement: TypeAlias = Literal["loop", "v", "wave", "bidirectional"]
@@ -291,3 +292,149 @@ class Layout:
     def __eq__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
     def __getnewargs_ex__(self) -> tuple[tuple[str], dict[str, Any]]: ...
+
+def p2p_order(
+    rank: SupportsIndex,
+    have: Iterable[Literal["send_next", "recv_prev", "send_prev", "recv_next"]],
+    /,
+) -> list[str]:
+    """The order in which a rank makes the transfers of a synchronous exchange.
+
+    Even ranks send next, receive previous, send previous, receive next; odd ranks receive
+    previous, send next, receive next, send previous.
+
+    Args:
+        rank: the rank.
+        have: the transfers that are made, in any order, each once.
+
+    Returns:
+        Their names in order.
+
+    Raises:
+        ConfigError: if a name is unknown or stands twice.
+
+    Examples:
+        >>> import pipeloom as pl
+        >>> pl.p2p_order(0, ["recv_prev", "send_next"])
+        ['send_next', 'recv_prev']
+        >>> pl.p2p_order(1, ["recv_prev", "send_next"])
+        ['recv_prev', 'send_next']
+    """
+
+def plan_from_saved(text: str, /) -> Plan:
+    """The plan of a saved text; pickles call it."""
+
+@final
+class Plan:
+    def lower(
+        self,
+        p2p: Literal["auto", "streams", "fifo", "batched", "even_odd"] = "auto",
+        backend: str | None = None,
+        prefetch: SupportsIndex = 1,
+    ) -> Plan:
+        """This plan with sends and receives.
+
+        Args:
+            p2p: where transfers stand (docs/format.md); "auto" follows the backend.
+            backend: the transport that will run it, for "auto": "local", "gloo", "nccl", ...
+            prefetch: for "streams", how many compute ops ahead receives are posted; 1: directly
+                before the op that needs them.
+
+        Returns:
+            The lowered plan. Transfers that this plan has already are replaced.
+
+        Raises:
+            ConfigError: if an argument is out of range or unknown.
+            CheckError: if the compute order deadlocks.
+
+        Examples:
+            >>> pl.plan("1f1b", pp=2, num_microbatches=1).lower().ops(0)
+            ['0F0', '0SEND_F0', '0RECV_B0', '0B0']
+        """
+
+    def buffers(
+        self,
+        rank: SupportsIndex,
+        channel: tuple[SupportsIndex, SupportsIndex, str] | tuple[SupportsIndex, str] | str,
+        /,
+    ) -> int:
+        """Receive buffers that a rank needs for a channel of a lowered plan.
+
+        A buffer is taken when its receive is posted and free after the last op that reads it: the
+        backward of its microbatch (its W half if split), or the forward if there is no backward.
+
+        Args:
+            rank: the receiving rank.
+            channel: (source, destination, "forward" or "backward"), the same without the
+                destination, or the direction alone where the rank has one source in it.
+
+        Returns:
+            The most messages of the channel that are posted and not yet free; 0 without source.
+
+        Raises:
+            ConfigError: if the plan has no transfers or the channel does not end at the rank.
+
+        Examples:
+            >>> pl.plan("1f1b", pp=4, num_microbatches=8).lower().buffers(1, "forward")
+            3
+        """
+
+    def to_csv(self, path: str | PathLike[str] | None = None, comms: bool = False) -> str | None:
+        """Writes PyTorch's CSV.
+
+        Args:
+            path: the file; None: return the text.
+            comms: whether sends and receives are in it, for lowered plans.
+
+        Returns:
+            The text, or None if it was written to `path`.
+
+        Raises:
+            ConfigError: if `comms` is asked of a plan without transfers.
+            OSError: if the file can't be written.
+
+        Examples:
+            >>> pl.plan("1f1b", pp=1, num_microbatches=2).to_csv()
+            '0F0,0B0,0F1,0B1\n'
+        """
+
+    @staticmethod
+    def from_csv(text_or_path: str | PathLike[str], /) -> Plan:
+        """Reads PyTorch's CSV, with or without sends and receives.
+
+        Args:
+            text_or_path: the text, or a path to it (docs/format.md says which is which).
+
+        Returns:
+            The plan, whose shape follows from its ops.
+
+        Raises:
+            ParseError: if a field is no op; it names row and column.
+            CheckError: if the ops break rules; `violations` has all of them.
+            OSError: if the file can't be read.
+
+        Examples:
+            >>> pl.Plan.from_csv("0F0,,0B0\n1F0,1B0\n").ops(0)
+            ['0F0', '0B0']
+        """
+
+    @property
+    def dropped_actions(self) -> list[tuple[int, int, str]]:
+        """(rank, column, text) of the sharding actions of the CSV that this plan was read from."""
+
+    def save(self, path: str | PathLike[str], /) -> None:
+        """Writes the plan to a file that `load` reads back exactly.
+
+        Raises:
+            OSError: if the file can't be written; what was there before stays.
+        """
+
+    @staticmethod
+    def load(path: str | PathLike[str], /) -> Plan:
+        """Reads a saved plan.
+
+        Raises:
+            ParseError: if the file is damaged, no saved plan, or of a newer format.
+            CheckError: if its ops break rules.
+            OSError: if the file can't be read.
+        """

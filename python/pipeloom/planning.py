@@ -130,4 +130,6 @@ def schedules() -> list[Schedule]:
         >>> [s.name for s in pl.schedules()][:3]
         ['no_pipelining', 'gpipe', '1f1b']
     """
-    return [Schedule(**row | {"arguments": tuple(row["arguments"])}) for row in _core.schedules_table()]
+    return [
+        Schedule(**row | {"arguments": tuple(row["arguments"])}) for row in _core.schedules_table()
+    ]

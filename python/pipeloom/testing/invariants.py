@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pipeloom as pl
@@ -178,7 +179,10 @@ def lowers(plan: pl.Plan, style: str, prefetch: int = 1) -> None:
 
 def verdict_agrees(mutation: Mutation, *, forward_only: bool) -> None:
     """A broken plan is refused, and a whole one read, exactly as the reference says."""
-    schedule = mutation.schedule
+    # A CSV does not say that units are pieces of a sequence, nor, without any backward, that the
+    # plan was not a forward-only one.
+    schedule = replace(mutation.schedule, num_seq_pieces=1)
+    forward_only |= not any(op.kind in "BIW" for _, _, op in schedule.walk())
     found = reference.faults(schedule, forward_only=forward_only)
     broken = found or reference.stuck(schedule)
     refusal = _refusal(lambda: pl.Plan.from_csv(mutation.to_csv()))

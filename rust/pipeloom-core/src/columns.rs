@@ -1,8 +1,10 @@
 //! [`Columns`]: a rank's order as arrays, one value an op.
 
+use std::iter::repeat_n;
+
 use crate::ids::Rank;
 use crate::op::{Flags, Op, OpKind};
-use crate::order::{RankOrder, Run};
+use crate::order::{RankOrder, Run, Slot};
 use crate::plan::Plan;
 
 /// `peer` of an op that is no transfer.
@@ -46,29 +48,17 @@ impl Plan {
     fn closed_columns(&self, rank: Rank, order: &RankOrder) -> Columns {
         let len = usize::try_from(order.len()).unwrap_or(0);
         let mut columns = Columns {
-            kind: vec![0; len],
-            stage: vec![0; len],
-            chunk: vec![0; len],
-            microbatch: vec![0; len],
+            kind: Vec::with_capacity(len),
+            stage: Vec::with_capacity(len),
+            chunk: Vec::with_capacity(len),
+            microbatch: Vec::with_capacity(len),
             ..Columns::default()
         };
-        let mut at = 0;
         order.for_each_run(|run| {
-            let end = at + run.slots().len() * run.rounds as usize;
-            let rows = at..end;
-            fill(&mut columns.kind[rows.clone()], run, |slot| {
-                (slot.op.kind as u8, 0)
-            });
-            fill(&mut columns.stage[rows.clone()], run, |slot| {
-                (slot.op.stage.0, 0)
-            });
-            fill(&mut columns.chunk[rows.clone()], run, |slot| {
-                (slot.chunk.0, 0)
-            });
-            fill(&mut columns.microbatch[rows], run, |slot| {
-                (slot.op.unit.0, slot.step.cast_unsigned())
-            });
-            at = end;
+            repeat(&mut columns.kind, run, |slot| slot.op.kind as u8);
+            repeat(&mut columns.stage, run, |slot| slot.op.stage.0);
+            repeat(&mut columns.chunk, run, |slot| slot.chunk.0);
+            count(&mut columns.microbatch, run);
         });
         let pieces = self.shape().num_seq_pieces();
         if pieces > 1 {
@@ -129,50 +119,43 @@ impl Plan {
     }
 }
 
-/// Fills a run's rows: each slot's value, moving on by its step from round to round.
-#[inline]
-fn fill<T: Column>(rows: &mut [T], run: &Run, value: impl Fn(&crate::order::Slot) -> (T, T)) {
+/// Appends a run's rows: one value a slot, the same in each round.
+///
+/// The usual widths are spelled out: an iterator over arrays has a known length, so the rows are
+/// written straight into the column, each byte once.
+fn repeat<T: Copy>(column: &mut Vec<T>, run: &Run, value: impl Fn(&Slot) -> T) {
+    let rounds = run.rounds as usize;
     match run.slots() {
-        [only] => {
-            let (start, step) = value(only);
-            for (round, row) in (0..run.rounds).zip(rows) {
-                *row = start.advance(step, round);
-            }
+        [a] => column.extend(repeat_n(value(a), rounds)),
+        [a, b] => column.extend(repeat_n([value(a), value(b)], rounds).flatten()),
+        [a, b, c] => column.extend(repeat_n([value(a), value(b), value(c)], rounds).flatten()),
+        slots => (0..rounds).for_each(|_| column.extend(slots.iter().map(&value))),
+    }
+}
+
+/// Appends a run's units: each slot's moves on by its step from round to round.
+fn count(column: &mut Vec<u32>, run: &Run) {
+    let rounds = 0..run.rounds;
+    let unit = |slot: &Slot, round: u32| {
+        slot.op
+            .unit
+            .0
+            .wrapping_add(slot.step.cast_unsigned().wrapping_mul(round))
+    };
+    // Forward streams count up; telling so spares a multiplication that SSE2 does not have.
+    match run.slots() {
+        [a] if a.step == 1 => column.extend(a.op.unit.0..a.op.unit.0 + run.rounds),
+        [a, b] if a.step == 1 && b.step == 1 => {
+            let (a, b) = (a.op.unit.0, b.op.unit.0);
+            column.extend(rounds.flat_map(|round| [a + round, b + round]));
         }
-        [first, second] => {
-            let ((a, a_step), (b, b_step)) = (value(first), value(second));
-            for (round, pair) in (0..run.rounds).zip(rows.chunks_exact_mut(2)) {
-                pair[0] = a.advance(a_step, round);
-                pair[1] = b.advance(b_step, round);
-            }
+        [a, b, c] if a.step == 1 && b.step == 1 && c.step == 1 => {
+            let (a, b, c) = (a.op.unit.0, b.op.unit.0, c.op.unit.0);
+            column.extend(rounds.flat_map(|round| [a + round, b + round, c + round]));
         }
         slots => {
-            for (round, rows) in (0..run.rounds).zip(rows.chunks_exact_mut(slots.len())) {
-                for (row, slot) in rows.iter_mut().zip(slots) {
-                    let (start, step) = value(slot);
-                    *row = start.advance(step, round);
-                }
-            }
+            rounds.for_each(|round| column.extend(slots.iter().map(|slot| unit(slot, round))));
         }
-    }
-}
-
-/// A column's number: `start + step * round`, wrapping, so that a step can be -1.
-trait Column: Copy {
-    fn advance(self, step: Self, round: u32) -> Self;
-}
-
-impl Column for u32 {
-    #[inline]
-    fn advance(self, step: Self, round: u32) -> Self {
-        self.wrapping_add(step.wrapping_mul(round))
-    }
-}
-
-impl Column for u8 {
-    #[inline]
-    fn advance(self, _: Self, _: u32) -> Self {
-        self
     }
 }
 

@@ -2,8 +2,9 @@
 //! argument: callers never see an `OverflowError` or a bare `TypeError`.
 
 use pipeloom_core::error::Error;
-use pipeloom_core::ids::{Rank, Stage, Unit};
+use pipeloom_core::ids::Rank;
 use pipeloom_core::op::Op;
+use pipeloom_core::text::Action;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyInt};
@@ -49,6 +50,10 @@ pub(crate) fn integer(name: &str, value: &Bound<'_, PyAny>, low: u32, high: u32)
 }
 
 fn not_an_integer(name: &str, value: &Bound<'_, PyAny>) -> PyErr {
+    wrong_type(name, value, "an integer", "int")
+}
+
+fn wrong_type(name: &str, value: &Bound<'_, PyAny>, what: &str, class: &str) -> PyErr {
     let kind = value
         .get_type()
         .name()
@@ -60,8 +65,28 @@ fn not_an_integer(name: &str, value: &Bound<'_, PyAny>) -> PyErr {
         .take(60)
         .collect();
     PyTypeError::new_err(format!(
-        "{name} must be an integer, but got {shown} of type {kind}\nhint: give {name} as an int"
+        "{name} must be {what}, but got {shown} of type {kind}\nhint: give {name} as {class}"
     ))
+}
+
+/// A text argument.
+///
+/// # Errors
+/// `TypeError` if it is no string.
+pub(crate) fn text(name: &str, value: &Bound<'_, PyAny>) -> PyResult<String> {
+    value
+        .extract()
+        .map_err(|_| wrong_type(name, value, "a string", "str"))
+}
+
+/// A flag.
+///
+/// # Errors
+/// `TypeError` if it is no bool.
+pub(crate) fn flag(name: &str, value: &Bound<'_, PyAny>) -> PyResult<bool> {
+    value
+        .extract()
+        .map_err(|_| wrong_type(name, value, "True or False", "bool"))
 }
 
 /// A count: at least 1.
@@ -76,29 +101,9 @@ pub(crate) fn rank(value: &Bound<'_, PyAny>) -> PyResult<Rank> {
 
 /// A compute or transfer op from PyTorch's action text; of an overlapped pair, its forward.
 pub(crate) fn op(text: &str) -> PyResult<Op> {
-    let pair = text
-        .strip_prefix('(')
-        .and_then(|rest| rest.strip_suffix(")OVERLAP_F_B"));
-    let text = pair.and_then(|pair| pair.split(';').next()).unwrap_or(text);
-    let digits = |s: &str| s.chars().take_while(char::is_ascii_digit).count();
-    let stage_len = digits(text);
-    let unit_len = text.chars().rev().take_while(char::is_ascii_digit).count();
-    let wrong = || {
-        to_py(Error::parse(
-            format!("{text:?} is not the text of an op"),
-            "an op is stage, kind, microbatch, as in \"2F0\" or \"1SEND_B3\"",
-        ))
-    };
-    if !text.is_ascii() || stage_len == 0 || unit_len == 0 || stage_len + unit_len >= text.len() {
-        return Err(wrong());
-    }
-    let (stage, rest) = text.split_at(stage_len);
-    let (kind, unit) = rest.split_at(rest.len() - unit_len);
-    let kind = pipeloom_core::op::OpKind::ALL
-        .into_iter()
-        .find(|k| k.text() == kind);
-    match (stage.parse(), kind, unit.parse()) {
-        (Ok(stage), Some(kind), Ok(unit)) => Ok(Op::new(Stage(stage), kind, Unit(unit))),
-        _ => Err(wrong()),
+    match Action::parse(text) {
+        Ok(Action::One(op) | Action::Pair(op, _)) => Ok(op),
+        Ok(Action::Sharding) => text.parse().map_err(to_py),
+        Err(error) => Err(to_py(error)),
     }
 }

@@ -5,6 +5,7 @@ mod detach;
 mod error;
 mod layout;
 mod plan;
+mod plan_text;
 mod violation;
 
 use pyo3::prelude::*;
@@ -22,6 +23,8 @@ mod _core {
     use crate::layout::Layout;
     #[pymodule_export]
     use crate::plan::{Plan, plan, schedules_table};
+    #[pymodule_export]
+    use crate::plan_text::{p2p_order, plan_from_saved};
     #[pymodule_export]
     use crate::violation::Violation;
 

@@ -2,6 +2,7 @@
 
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
+use std::path::PathBuf;
 
 use numpy::{Element, IntoPyArray, PyUntypedArray};
 use pipeloom_core::columns::Columns;
@@ -13,6 +14,7 @@ use pyo3::types::{PyBytes, PyDict, PyString};
 use crate::convert;
 use crate::detach::detach;
 use crate::error::to_py;
+use crate::plan_text;
 
 /// All ranks' orders of one step.
 #[pyclass(frozen, module = "pipeloom._core")]
@@ -21,19 +23,19 @@ pub(crate) struct Plan(pub(crate) pipeloom_core::plan::Plan);
 /// Plans a step; see `pipeloom.plan`.
 #[pyfunction]
 #[pyo3(signature = (schedule, *, pp, num_microbatches, vp=None, microbatch_group_size=None,
-    placement=None, num_seq_pieces=None, reverse_backward=None, forward_only=false,
+    placement=None, num_seq_pieces=None, reverse_backward=None, forward_only=None,
     extra_warmup=None, num_microbatches_with_partial_activation_checkpoints=None))]
 #[allow(clippy::too_many_arguments)] // the public signature
 pub(crate) fn plan(
-    schedule: &str,
+    schedule: &Bound<'_, PyAny>,
     pp: &Bound<'_, PyAny>,
     num_microbatches: &Bound<'_, PyAny>,
     vp: Option<&Bound<'_, PyAny>>,
     microbatch_group_size: Option<&Bound<'_, PyAny>>,
-    placement: Option<&str>,
+    placement: Option<&Bound<'_, PyAny>>,
     num_seq_pieces: Option<&Bound<'_, PyAny>>,
-    reverse_backward: Option<bool>,
-    forward_only: bool,
+    reverse_backward: Option<&Bound<'_, PyAny>>,
+    forward_only: Option<&Bound<'_, PyAny>>,
     extra_warmup: Option<&Bound<'_, PyAny>>,
     num_microbatches_with_partial_activation_checkpoints: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<Plan> {
@@ -44,18 +46,25 @@ pub(crate) fn plan(
     };
     let kept = "num_microbatches_with_partial_activation_checkpoints";
     let request = Request {
-        schedule: schedule.to_owned(),
+        schedule: convert::text("schedule", schedule)?,
         pp: convert::count("pp", pp)?,
         vp: optional("vp", vp, 1)?,
         num_microbatches: convert::count("num_microbatches", num_microbatches)?,
         microbatch_group_size: optional("microbatch_group_size", microbatch_group_size, 1)?,
         placement: placement
-            .map(Placement::from_name)
+            .map(|name| convert::text("placement", name))
+            .transpose()?
+            .map(|name| Placement::from_name(&name))
             .transpose()
             .map_err(to_py)?,
         num_seq_pieces: optional("num_seq_pieces", num_seq_pieces, 1)?.unwrap_or(1),
-        reverse_backward,
-        forward_only,
+        reverse_backward: reverse_backward
+            .map(|value| convert::flag("reverse_backward", value))
+            .transpose()?,
+        forward_only: forward_only
+            .map(|value| convert::flag("forward_only", value))
+            .transpose()?
+            .unwrap_or(false),
         extra_warmup: optional("extra_warmup", extra_warmup, 0)?.unwrap_or(0),
         partial_checkpoints: optional(
             kept,
@@ -239,6 +248,72 @@ impl Plan {
         self.0.require_rank(rank).map_err(to_py)?;
         let columns = detach(py, || Ok(self.0.columns(rank)))?;
         columns_to_dict(py, columns)
+    }
+
+    #[pyo3(
+        signature = (p2p="auto", backend=None, prefetch=None),
+        text_signature = "($self, p2p='auto', backend=None, prefetch=1)"
+    )]
+    fn lower(
+        &self,
+        py: Python<'_>,
+        p2p: &str,
+        backend: Option<&str>,
+        prefetch: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Self> {
+        plan_text::lower(py, &self.0, p2p, backend, prefetch)
+    }
+
+    #[pyo3(signature = (rank, channel, /))]
+    fn buffers(
+        &self,
+        py: Python<'_>,
+        rank: &Bound<'_, PyAny>,
+        channel: &Bound<'_, PyAny>,
+    ) -> PyResult<u32> {
+        plan_text::buffers(py, &self.0, convert::rank(rank)?, channel)
+    }
+
+    #[pyo3(signature = (path=None, comms=false))]
+    fn to_csv(
+        &self,
+        py: Python<'_>,
+        path: Option<PathBuf>,
+        comms: bool,
+    ) -> PyResult<Option<String>> {
+        plan_text::to_csv(py, &self.0, path, comms)
+    }
+
+    #[staticmethod]
+    #[pyo3(signature = (text_or_path, /))]
+    fn from_csv(py: Python<'_>, text_or_path: &Bound<'_, PyAny>) -> PyResult<Self> {
+        plan_text::from_csv(py, text_or_path)
+    }
+
+    /// (rank, column, text) of the actions of a CSV that the plan has no use for.
+    #[getter]
+    fn dropped_actions(&self) -> Vec<(u32, usize, String)> {
+        let dropped = self.0.dropped().iter();
+        dropped
+            .map(|action| (action.rank.0, action.column, action.action.clone()))
+            .collect()
+    }
+
+    #[pyo3(signature = (path, /))]
+    fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
+        plan_text::save(py, &self.0, &path)
+    }
+
+    #[staticmethod]
+    #[pyo3(signature = (path, /))]
+    fn load(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
+        plan_text::load(py, &path)
+    }
+
+    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, (String,))> {
+        let read = py.import("pipeloom._core")?.getattr("plan_from_saved")?;
+        let text = detach(py, || Ok(pipeloom_core::text::saved::to_saved(&self.0)))?;
+        Ok((read, (text,)))
     }
 
     fn __eq__(&self, py: Python<'_>, other: &Bound<'_, PyAny>) -> PyResult<bool> {

@@ -340,12 +340,16 @@ impl RankOrder {
             run.width = phase.pattern.len();
             // Per slot: counters left before the slot's chunk or direction changes.
             let mut left = [0; MAX_PATTERN];
+            let mut uses = [(0, 0); MAX_PATTERN];
+            for (at, uses) in uses[..run.width].iter_mut().enumerate() {
+                *uses = occurrences(&phase.pattern, at);
+            }
             let mut round = 0;
             while round < phase.repeats {
                 let mut rounds = phase.repeats - round;
                 for (at, &id) in phase.pattern.iter().enumerate() {
-                    let (per_round, before) = occurrences(&phase.pattern, at);
                     if left[at] == 0 {
+                        let (per_round, before) = uses[at];
                         let counter = phase.counters[usize::from(id)] + round * per_round + before;
                         let stream = &self.streams[usize::from(id)];
                         let cursor = stream.sequence.at(counter);

@@ -96,9 +96,8 @@ impl Table {
     }
 
     fn at(&self, k: u32) -> Cursor {
-        let last_group = (self.units - 1) / self.group;
-        let q = (k / (self.group * self.chunks)).min(last_group);
-        let (start, size) = self.group_of(q);
+        // True of the last group too: it is no longer than the others.
+        let (start, size) = self.group_of(k / (self.group * self.chunks));
         let j = k - start * self.chunks;
         let (c, i) = (j / size, j % size);
         let chunk = Chunk(if self.mirrored {

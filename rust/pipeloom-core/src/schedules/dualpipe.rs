@@ -99,7 +99,12 @@ impl Stretches {
         let counter = match kind {
             OpKind::Forward => &mut self.forwards[chunk],
             OpKind::BackwardWeight => &mut self.weights[chunk],
-            _ => &mut self.backwards[chunk],
+            OpKind::Backward
+            | OpKind::BackwardInput
+            | OpKind::SendForward
+            | OpKind::RecvForward
+            | OpKind::SendBackward
+            | OpKind::RecvBackward => &mut self.backwards[chunk],
         };
         // A full backward does the weight half too.
         let first = self.first_unit[chunk] + *counter;

@@ -202,46 +202,8 @@ pub fn family(name: &str) -> Result<&'static Family> {
 /// If an argument is out of range, unknown to the family, or contradicts another.
 pub fn plan(request: &Request) -> Result<Plan> {
     let family = family(&request.schedule)?;
-    if let Some(unused) = request
-        .given()
-        .find(|given| !family.arguments.contains(given))
-    {
-        let used: Vec<&str> = family
-            .arguments
-            .iter()
-            .map(|argument| argument.name())
-            .collect();
-        let used = if used.is_empty() {
-            "none".to_owned()
-        } else {
-            used.join(", ")
-        };
-        return Err(Error::config(
-            format!(
-                "{} does not use the argument {}",
-                family.name,
-                unused.name()
-            ),
-            format!(
-                "leave it out; optional arguments of {}: {used}",
-                family.name
-            ),
-        ));
-    }
-    let vp = match (family.chunks, request.vp) {
-        (Chunks::Any, given) => given.unwrap_or(1),
-        (Chunks::Exactly(own), given) if given.is_none_or(|vp| vp == own) => own,
-        (Chunks::Exactly(own), given) => {
-            return Err(Error::config(
-                format!(
-                    "{} needs vp={own}, but got vp={}",
-                    family.name,
-                    given.unwrap_or(0)
-                ),
-                format!("leave vp out or give vp={own}"),
-            ));
-        }
-    };
+    refuse_unused(family, request)?;
+    let vp = chunks(family, request.vp)?;
     let placement = request
         .placement
         .clone()
@@ -277,4 +239,40 @@ pub fn plan(request: &Request) -> Result<Plan> {
     };
     (family.validate)(&shape, request, &mut params)?;
     Ok(Plan::closed(family, shape, params))
+}
+
+fn refuse_unused(family: &Family, request: &Request) -> Result<()> {
+    let used = |given: &Argument| family.arguments.contains(given);
+    let Some(unused) = request.given().find(|given| !used(given)) else {
+        return Ok(());
+    };
+    let names: Vec<&str> = family.arguments.iter().map(|a| a.name()).collect();
+    let names = if names.is_empty() {
+        "none".to_owned()
+    } else {
+        names.join(", ")
+    };
+    Err(Error::config(
+        format!(
+            "{} does not use the argument {}",
+            family.name,
+            unused.name()
+        ),
+        format!(
+            "leave it out; optional arguments of {}: {names}",
+            family.name
+        ),
+    ))
+}
+
+fn chunks(family: &Family, given: Option<u32>) -> Result<u32> {
+    match (family.chunks, given) {
+        (Chunks::Any, given) => Ok(given.unwrap_or(1)),
+        (Chunks::Exactly(own), None) => Ok(own),
+        (Chunks::Exactly(own), Some(vp)) if vp == own => Ok(own),
+        (Chunks::Exactly(own), Some(vp)) => Err(Error::config(
+            format!("{} needs vp={own}, but got vp={vp}", family.name),
+            format!("leave vp out or give vp={own}"),
+        )),
+    }
 }

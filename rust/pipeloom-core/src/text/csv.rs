@@ -67,12 +67,12 @@ pub fn to_csv(plan: &Plan, form: Form) -> Result<String> {
 }
 
 /// Reads either form. Placement, number of chunks and microbatches follow from the ops; transfers
-/// keep their order, each a group of its own.
+/// keep their order, each a group of its own. [`Plan::dropped`] lists PyTorch's sharding actions.
 ///
 /// # Errors
 /// If a field is no action (its row and column are named), or the ops do not make a plan that
 /// progresses (every broken rule is listed).
-pub fn from_csv(text: &str) -> Result<(Plan, Vec<Dropped>)> {
+pub fn from_csv(text: &str) -> Result<Plan> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text).trim_end();
     if text.is_empty() {
         return Err(Error::parse(
@@ -96,7 +96,7 @@ pub fn from_csv(text: &str) -> Result<(Plan, Vec<Dropped>)> {
         plan = plan.with_transfers(Style::Text, ops);
     }
     entry::require(&plan)?;
-    Ok((plan, dropped))
+    Ok(plan.with_dropped(dropped))
 }
 
 fn read_row(rank: Rank, row: &str, dropped: &mut Vec<Dropped>) -> Result<Reader> {

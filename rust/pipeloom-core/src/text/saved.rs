@@ -141,7 +141,9 @@ pub fn from_saved(text: &str) -> Result<Plan> {
         "lowered" | "ops" => {
             let ops = lines.ranks(&shape, style.is_some())?;
             let base = if orders == "lowered" {
-                by_rule(&schedule, &shape, &params)?
+                let rule = by_rule(&schedule, &shape, &params)?;
+                require_same_compute(&rule, &ops)?;
+                rule
             } else {
                 Plan::held(&schedule, shape, ops.clone()).with_params(params)
             };
@@ -369,6 +371,20 @@ fn by_rule(schedule: &str, shape: &Shape, params: &Params) -> Result<Plan> {
     Err(damaged(&format!(
         "{schedule} has other parameters than those saved"
     )))
+}
+
+/// Refuses ops whose compute order is not the rule's.
+fn require_same_compute(rule: &Plan, ranks: &[RankOps]) -> Result<()> {
+    for (rank, held) in rule.shape().ranks().zip(ranks) {
+        let compute = held.ops.iter().filter(|op| op.kind.is_compute());
+        if !compute.eq(&rule.rank_ops(rank).ops) {
+            let schedule = rule.schedule();
+            return Err(damaged(&format!(
+                "rank {rank} does not run the order of {schedule}"
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// Undoes `escape_default`.

@@ -1,0 +1,117 @@
+"""Sends and receives: styles, buffers, the even/odd order."""
+
+from pathlib import Path
+
+import pytest
+
+import pipeloom as pl
+
+GOLDEN = Path(__file__).parent / "golden"
+
+STYLES = ["streams", "fifo", "batched", "even_odd"]
+
+
+def ops_of_kind(ops, *kinds):
+    return [op for op in ops if any(kind in op for kind in kinds)]
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize(
+    ("schedule", "pp", "vp"), [("1f1b", 3, 1), ("interleaved_1f1b", 2, 2), ("zb_v", 3, 2)]
+)
+def test_compute_order_stays(schedule, pp, vp, style):
+    plan = pl.plan(schedule, pp=pp, vp=vp, num_microbatches=6)
+    lowered = plan.lower(style)
+    assert lowered.style == style
+    assert lowered.schedule == schedule
+    for rank in range(pp):
+        ops = lowered.ops(rank)
+        assert [op for op in ops if "_" not in op] == plan.ops(rank)
+    assert plan.style is None
+    assert lowered != plan
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_two_ranks_two_chunks_pair_up(style):
+    """Previous and next peer are one rank; forward and backward channels stay apart."""
+    lowered = pl.plan("interleaved_1f1b", pp=2, vp=2, num_microbatches=4).lower(style)
+    for kind, step in (("F", 1), ("B", -1)):
+        for source in range(2):
+            sent = ops_of_kind(lowered.ops(source), f"SEND_{kind}")
+            received = ops_of_kind(lowered.ops(1 - source), f"RECV_{kind}")
+            targets = []
+            for op in sent:
+                stage, unit = op.split(f"SEND_{kind}")
+                targets.append(f"{int(stage) + step}RECV_{kind}{unit}")
+            assert received == targets
+            assert received
+
+
+def test_columns_of_a_lowered_plan_have_peer_and_group():
+    lowered = pl.plan("1f1b", pp=2, num_microbatches=2).lower("even_odd")
+    columns = lowered.columns(0)
+    ops = lowered.ops(0)
+    assert ops == ["0F0", "0SEND_F0", "0F1", "0SEND_F1", "0RECV_B0", "0B0", "0RECV_B1", "0B1"]
+    none = 2**32 - 1
+    assert columns["peer"].tolist() == [none, 1, none, 1, 1, none, 1, none]
+    # The send of 0F1 and the receive of 0B0 are one call.
+    assert columns["group"].tolist() == [none, 0, none, 1, 1, none, 2, none]
+
+
+def test_prefetch_posts_receives_earlier():
+    plan = pl.plan("1f1b", pp=2, num_microbatches=3)
+    assert plan.lower("streams").ops(1)[:3] == ["1RECV_F0", "1F0", "1B0"]
+    assert plan.lower("streams", prefetch=2).ops(1)[:4] == ["1RECV_F0", "1F0", "1RECV_F1", "1B0"]
+
+
+def test_auto_follows_the_backend():
+    plan = pl.plan("1f1b", pp=2, num_microbatches=3)
+    for backend in (None, "local", "gloo", "nccl"):
+        assert plan.lower(backend=backend).style == "streams"
+    assert plan.lower("auto", "mpi").style == "fifo"
+
+
+def test_promised_semantics():
+    plan = pl.plan("1f1b", pp=2, num_microbatches=3)
+    assert plan.semantics == ["buffered"]
+    assert set(plan.lower("streams").semantics) == {"buffered", "streams"}
+    assert set(plan.lower("batched").semantics) == {"buffered", "streams", "batched"}
+    assert len(plan.lower("fifo").semantics) == 5
+
+
+def test_one_rank_has_no_transfers():
+    plan = pl.plan("no_pipelining", pp=1, num_microbatches=2)
+    for style in STYLES:
+        assert plan.lower(style).ops(0) == plan.ops(0)
+
+
+def test_bad_arguments_are_refused(refused):
+    plan = pl.plan("1f1b", pp=2, num_microbatches=3)
+    refused(pl.ConfigError, lambda: plan.lower("ring"), "ring", "fifo")
+    refused(pl.ConfigError, lambda: plan.lower(prefetch=0), "prefetch")
+    refused(pl.ConfigError, lambda: plan.buffers(1, (0, 1, "forward")), "no transfers")
+    refused(TypeError, lambda: plan.lower(prefetch=1.5), "prefetch")
+
+
+def test_buffers(refused):
+    lowered = pl.plan("1f1b", pp=3, num_microbatches=6).lower()
+    assert [lowered.buffers(rank, "forward") for rank in range(3)] == [0, 2, 1]
+    assert lowered.buffers(1, (0, 1, "forward")) == lowered.buffers(1, (0, "forward")) == 2
+    assert lowered.buffers(1, "backward") == 1
+    more = pl.plan("1f1b", pp=3, num_microbatches=6).lower(prefetch=3)
+    assert more.buffers(1, "forward") > 2
+    refused(pl.ConfigError, lambda: lowered.buffers(1, (1, 0, "backward")), "rank 1")
+    refused(pl.ConfigError, lambda: lowered.buffers(3, "forward"), "rank 3")
+    refused(pl.ConfigError, lambda: lowered.buffers(1, "sideways"), "sideways")
+    refused(TypeError, lambda: lowered.buffers(1, 7), "channel")
+    v = pl.plan("zb_v", pp=3, num_microbatches=6).lower()
+    refused(pl.ConfigError, lambda: v.buffers(1, "forward"), "several sources")
+
+
+def test_p2p_order_is_megatrons(refused):
+    for line in (GOLDEN / "megatron_p2p_order.txt").read_text().splitlines():
+        if not line.startswith("#"):
+            rank, have, order = line.split(" | ")
+            assert pl.p2p_order(int(rank), have.split()) == order.split()
+    assert pl.p2p_order(1, ()) == []
+    refused(pl.ConfigError, lambda: pl.p2p_order(0, ["send_up"]), "send_up", "send_next")

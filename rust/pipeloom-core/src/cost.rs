@@ -156,6 +156,16 @@ impl Number {
         (0..MAX_BITS).find(holds).unwrap_or(MAX_BITS)
     }
 
+    /// The number of the caller's units that ticks of `2^-bits` come to: whole if `bits` is 0.
+    #[allow(clippy::cast_precision_loss)] // fractions are rounded beyond 2^-20 already
+    pub fn of_ticks(ticks: i64, bits: u32) -> Self {
+        if bits == 0 {
+            Self::Int(ticks)
+        } else {
+            Self::Float(ticks as f64 / f64::from(1_u32 << bits))
+        }
+    }
+
     /// In units of `2^-bits`, if that is in range.
     fn scaled(self, bits: u32) -> Option<i64> {
         let ticks = match self {
@@ -469,6 +479,16 @@ impl Costs {
 }
 
 impl Ticks {
+    /// A time in the caller's unit.
+    pub fn time(&self, ticks: i64) -> Number {
+        Number::of_ticks(ticks, self.time_bits)
+    }
+
+    /// An amount of memory in the caller's unit.
+    pub fn memory(&self, ticks: i64) -> Number {
+        Number::of_ticks(ticks, self.memory_bits)
+    }
+
     /// Refuses costs whose total over `num_ops` ops could leave 62 bits.
     ///
     /// # Errors

@@ -1,11 +1,14 @@
 //! Python bindings of pipeloom-core: the export list.
 
 mod convert;
+mod costs;
 mod detach;
 mod error;
 mod layout;
 mod plan;
 mod plan_text;
+mod report;
+mod timeline;
 mod violation;
 
 use pyo3::prelude::*;
@@ -18,6 +21,8 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 #[pymodule]
 mod _core {
     #[pymodule_export]
+    use crate::costs::Costs;
+    #[pymodule_export]
     use crate::error::{CheckError, ConfigError, LayoutError, ParseError, PlanError, SearchError};
     #[pymodule_export]
     use crate::layout::Layout;
@@ -25,6 +30,9 @@ mod _core {
     use crate::plan::{Plan, plan, schedules_table};
     #[pymodule_export]
     use crate::plan_text::{p2p_order, plan_from_saved};
+    use crate::report::Report;
+    #[pymodule_export]
+    use crate::timeline::Timeline;
     #[pymodule_export]
     use crate::violation::Violation;
 

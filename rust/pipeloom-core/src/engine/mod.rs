@@ -5,16 +5,26 @@
 //! of work, neither does the result. What crosses ranks is a *message*: one slot for each (stage,
 //! unit) and direction, holding the time at which it can be used.
 
+mod compute;
+#[cfg(test)]
+pub(crate) mod naive;
 mod program;
+#[cfg(test)]
+pub(crate) mod samples;
+#[cfg(test)]
+mod tests;
+mod times;
 mod transfers;
 
 use std::collections::BinaryHeap;
 
-use crate::cost::{StageTicks, Ticks};
-use crate::ids::Rank;
-use crate::op::{Flags, Op, OpKind};
+use crate::cost::Ticks;
+use crate::op::{Op, OpKind};
 use crate::semantics::Semantics;
-pub(crate) use program::{Channel, NONE, Program, StageLinks};
+pub(crate) use compute::{duration, pair_second};
+pub(crate) use program::{NONE, Program, StageLinks};
+pub(crate) use times::Times;
+pub(crate) use transfers::Posted;
 use transfers::{Lane, Stream};
 
 /// A message that nobody has made yet.
@@ -24,13 +34,6 @@ const NO_SLOT: usize = usize::MAX;
 
 const FORWARD_DONE: u8 = 1;
 const BACKWARD_DONE: u8 = 2;
-
-/// Start and end of each op of a rank.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Times {
-    pub(crate) start: Vec<i64>,
-    pub(crate) end: Vec<i64>,
-}
 
 /// The machine. With `TIMED` false it only finds out whether every op gets its turn.
 pub(crate) struct Engine<'a, const TIMED: bool> {
@@ -52,7 +55,7 @@ pub(crate) struct Engine<'a, const TIMED: bool> {
     queued: Vec<bool>,
     link_free: Vec<i64>,
     pub(crate) busy: Vec<i64>,
-    pub(crate) times: Vec<Times>,
+    pub(crate) times: Times,
     /// State of each channel's ends.
     pub(crate) lanes: Vec<Lane>,
     /// State of each rank's own stream and of its open group.
@@ -97,8 +100,7 @@ impl<'a> Engine<'a, true> {
                 }
                 let end = self.messages[self.slot(op)].max(0);
                 let time = self.channel_time(self.program.channel(op));
-                self.times[rank].start[at] = (end - time).max(0);
-                self.times[rank].end[at] = end;
+                self.times.set(rank, at, (end - time).max(0), end);
             }
         }
     }
@@ -114,7 +116,7 @@ impl<'a, const TIMED: bool> Engine<'a, TIMED> {
         let (cells, pp) = (program.num_cells(), program.ranks.len());
         let mut messages = vec![NOT_YET; 2 * cells];
         for (stage, links) in program.stages.iter().enumerate() {
-            let row = stage * program.num_units..(stage + 1) * program.num_units;
+            let row = stage * program.stride..(stage + 1) * program.stride;
             // The data loader and the loss are always there.
             if links.previous == NONE {
                 messages[row.clone()].fill(0);
@@ -123,13 +125,6 @@ impl<'a, const TIMED: bool> Engine<'a, TIMED> {
                 messages[cells + row.start..cells + row.end].fill(0);
             }
         }
-        let times = program.ranks.iter().map(|rank| {
-            let len = if TIMED { rank.ops.len() } else { 0 };
-            Times {
-                start: vec![0; len],
-                end: vec![0; len],
-            }
-        });
         Self {
             program,
             semantics,
@@ -145,7 +140,11 @@ impl<'a, const TIMED: bool> Engine<'a, TIMED> {
             queued: vec![false; pp],
             link_free: vec![0; program.channels.len()],
             busy: vec![0; pp],
-            times: times.collect(),
+            times: if TIMED {
+                Times::new(program)
+            } else {
+                Times::default()
+            },
             lanes: vec![Lane::default(); program.channels.len()],
             streams: vec![Stream::default(); pp],
             heads: Vec::new(),
@@ -204,7 +203,11 @@ impl<'a, const TIMED: bool> Engine<'a, TIMED> {
                 self.transfer(rank, op);
             } else {
                 let second = pair_second(ops, at).filter(|&op| program.in_range(op));
-                if let Err(slot) = self.compute(rank, op, second) {
+                let result = match second {
+                    None => self.compute(rank, op),
+                    Some(second) => self.compute_pair(rank, op, second),
+                };
+                if let Err(slot) = result {
                     self.waits_for[rank] = slot;
                     return;
                 }
@@ -358,10 +361,11 @@ impl<'a, const TIMED: bool> Engine<'a, TIMED> {
             self.done.len(),
             self.program.num_units,
         );
+        let (cell, cells, row) = (self.program.cell(op), self.done.len(), self.program.stride);
         match op.kind {
-            OpKind::SendForward => (cell + units).min(2 * cells - 1),
+            OpKind::SendForward => (cell + row).min(2 * cells - 1),
             OpKind::RecvBackward => cell + cells,
-            OpKind::SendBackward => (cell + cells).saturating_sub(units),
+            OpKind::SendBackward => (cell + cells).saturating_sub(row),
             OpKind::RecvForward
             | OpKind::Forward
             | OpKind::Backward

@@ -40,7 +40,7 @@ pub(crate) struct StageLinks {
     pub(crate) next: u32,
     /// Channel of this stage's `SEND_F`, `RECV_F`, `SEND_B`, `RECV_B`; [`NONE`] where the
     /// neighbour is on the same rank or there is none.
-    channels: [u32; 4],
+    pub(super) channels: [u32; 4],
 }
 
 /// A plan laid out for running. Ops may be garbage: stages and units out of range are skipped.
@@ -56,6 +56,8 @@ pub(crate) struct Program<'a> {
     /// Whether there are no backwards.
     pub(crate) forward_only: bool,
     pub(crate) num_units: usize,
+    /// Cells from one stage's row to the next's.
+    pub(crate) stride: usize,
     pub(crate) num_ops: u64,
 }
 
@@ -91,13 +93,14 @@ impl<'a> Program<'a> {
             lowered,
             forward_only,
             num_units: shape.num_units() as usize,
+            stride: stride(shape.num_units() as usize),
             num_ops,
         }
     }
 
     /// Number of (stage, unit) cells.
     pub(crate) fn num_cells(&self) -> usize {
-        self.stages.len() * self.num_units
+        self.stages.len() * self.stride
     }
 
     /// Whether stage and unit are in range.
@@ -109,7 +112,7 @@ impl<'a> Program<'a> {
     /// Index of an op's (stage, unit).
     #[inline]
     pub(crate) fn cell(&self, op: Op) -> usize {
-        op.stage.index() * self.num_units + op.unit.index()
+        op.stage.index() * self.stride + op.unit.index()
     }
 
     /// The channel of a transfer in range, or [`NONE`].
@@ -174,6 +177,17 @@ impl<'a> Program<'a> {
             .find(|at| !same(at))
             .unwrap_or(ops.ops.len())
     }
+}
+
+/// The length of a row of cells: at least one for each unit, and an odd number of cache lines, so
+/// that the cells of neighbouring stages, which are in use at the same time, do not compete for
+/// the same lines.
+fn stride(units: usize) -> usize {
+    const LINE: usize = 8;
+    if units < 4 * LINE {
+        return units;
+    }
+    (units.div_ceil(LINE) | 1) * LINE
 }
 
 fn index_in<T: Ord>(sorted: &[T], wanted: &T) -> u32 {

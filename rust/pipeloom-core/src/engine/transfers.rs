@@ -256,8 +256,7 @@ impl<const TIMED: bool> Engine<'_, TIMED> {
         let (source, destination) = (ends.source.index(), ends.destination.index());
         if TIMED {
             for (rank, at) in [(source, matched.send), (destination, matched.recv)] {
-                self.times[rank].start[at] = start;
-                self.times[rank].end[at] = end;
+                self.times.set(rank, at, start, end);
             }
         }
         let recv = self.program.ranks[destination].ops[matched.recv];

@@ -15,7 +15,7 @@ const NOWHERE: usize = usize::MAX;
 
 struct Trace<'a> {
     program: &'a Program<'a>,
-    times: &'a [Times],
+    times: &'a Times,
     channel_times: Vec<i64>,
     semantics: Semantics,
     /// Position by cell of `F`, of `B` or `I`, of `RECV_F`, of `RECV_B`.
@@ -28,7 +28,7 @@ pub(super) fn trace(
     program: &Program<'_>,
     ticks: &Ticks,
     semantics: Semantics,
-    times: &[Times],
+    times: &Times,
 ) -> Vec<(Rank, u64)> {
     let trace = Trace {
         program,
@@ -93,7 +93,7 @@ impl Trace<'_> {
     }
 
     fn end(&self, (rank, at): Place) -> i64 {
-        self.times[rank].end[at]
+        self.times.end(rank, at)
     }
 
     /// The op that ends last; the lowest rank's if several do.
@@ -104,13 +104,16 @@ impl Trace<'_> {
             .iter()
             .enumerate()
             .flat_map(places)
+        let ranks = self.program.ranks.iter().enumerate();
+        ranks
+            .flat_map(|(rank, ops)| (0..ops.ops.len()).map(move |at| (rank, at)))
             .filter(|&at| self.semantics != Semantics::Buffered || self.op(at).kind.is_compute())
             .min_by_key(|&place| std::cmp::Reverse(self.end(place)))
     }
 
     /// The op that an op waited for, if it waited at all.
     fn cause(&self, (rank, at): Place) -> Option<Place> {
-        let start = self.times[rank].start[at];
+        let start = self.times.start(rank, at);
         let op = self.op((rank, at));
         if op.kind.is_compute() {
             return self

@@ -33,10 +33,10 @@ pub struct Timeline {
     plan: Plan,
     ticks: Ticks,
     semantics: Semantics,
-    times: Vec<Times>,
+    times: Times,
     busy: Vec<i64>,
     /// First start and last end of each rank.
-    extents: Vec<(i64, i64)>,
+    extents: Vec<Option<(i64, i64)>>,
     peak_memory: Vec<i64>,
 }
 
@@ -83,6 +83,7 @@ pub fn simulate(
         let last = counted().map(|at| times.end[at]).max().unwrap_or(0);
         (first, last)
     });
+    let extents = (0..program.ranks.len()).map(|rank| extent(&program, semantics, &times, rank));
     let peaks = program.ranks.iter().zip(&ticks.static_memory);
     Ok(Timeline {
         plan: plan.clone(),
@@ -95,6 +96,25 @@ pub fn simulate(
         busy,
         ticks,
     })
+}
+
+/// First start and last end of a rank; none if it does nothing.
+fn extent(
+    program: &Program<'_>,
+    semantics: Semantics,
+    times: &Times,
+    rank: usize,
+) -> Option<(i64, i64)> {
+    let ops = &program.ranks[rank].ops;
+    if semantics == Semantics::Buffered {
+        // Sends and receives take no turn, and compute ops run one after the other.
+        let first = ops.iter().position(|op| op.kind.is_compute())?;
+        let last = ops.iter().rposition(|op| op.kind.is_compute())?;
+        return Some((times.start(rank, first), times.end(rank, last)));
+    }
+    let rows = times.of(rank);
+    let first = rows.iter().map(|&[start, _]| start).min()?;
+    Some((first, rows.iter().map(|&[_, end]| end).max()?))
 }
 
 pub(crate) fn needs_lowering(semantics: Semantics) -> Error {
@@ -124,18 +144,28 @@ impl Timeline {
     ///
     /// # Errors
     /// If the rank is out of range.
-    pub fn start(&self, rank: Rank) -> Result<&[i64]> {
+    pub fn start(&self, rank: Rank) -> Result<Vec<i64>> {
         self.plan.require_rank(rank)?;
-        Ok(&self.times[rank.index()].start)
+        Ok(self
+            .times
+            .of(rank.index())
+            .iter()
+            .map(|row| row[0])
+            .collect())
     }
 
     /// End of each op of a rank, in ticks.
     ///
     /// # Errors
     /// If the rank is out of range.
-    pub fn end(&self, rank: Rank) -> Result<&[i64]> {
+    pub fn end(&self, rank: Rank) -> Result<Vec<i64>> {
         self.plan.require_rank(rank)?;
-        Ok(&self.times[rank.index()].end)
+        Ok(self
+            .times
+            .of(rank.index())
+            .iter()
+            .map(|row| row[1])
+            .collect())
     }
 
     /// From the first start of any rank to the last end, until all transfers are done.
@@ -155,6 +185,7 @@ impl Timeline {
         let all = self.extents.iter().zip(&self.times);
         all.filter(|(_, times)| !times.start.is_empty())
             .map(|(&extent, _)| extent)
+        self.extents.iter().copied().flatten()
     }
 
     /// Time that each rank computes, in ticks.
@@ -226,6 +257,17 @@ impl Timeline {
     /// can beat.
     pub fn bounds(&self) -> Bounds {
         bounds::bounds(&Program::new(&self.plan), &self.ticks, &self.peak_memory)
+    }
+
+    /// By how much the makespan is above the largest bound: `makespan / bound - 1`.
+    #[allow(clippy::cast_precision_loss)] // a ratio for people
+    pub fn gap(&self) -> f64 {
+        let (makespan, bound) = (self.makespan(), self.bounds().binding().ticks);
+        if bound == 0 {
+            0.0
+        } else {
+            (makespan - bound) as f64 / bound as f64
+        }
     }
 }
 

@@ -316,6 +316,8 @@ impl Plan {
         let read = py.import("pipeloom._core")?.getattr("plan_from_saved")?;
         let text = detach(py, || Ok(pipeloom_core::text::saved::to_saved(&self.0)))?;
         Ok((read, (text,)))
+    }
+
     #[pyo3(signature = (semantics=None))]
     fn check(
         &self,

@@ -44,8 +44,6 @@ pub struct Violation {
     /// How to mend it.
     pub hint: String,
 }
-pub(crate) fn deadlocks(_: &Program<'_>, _: Semantics) -> Vec<Violation> {
-    Vec::new()
 
 /// Whether a plan progresses under a semantics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

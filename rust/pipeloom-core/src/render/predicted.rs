@@ -40,8 +40,8 @@ impl Drawing {
 
 fn lane(timeline: &Timeline, rank: Rank) -> Result<Lane> {
     let ops = timeline.plan().rank_ops(rank).ops;
-    let times = timeline.start(rank)?.iter().zip(timeline.end(rank)?);
-    let block = |(op, (&start, &end))| Block { op, start, end };
+    let times = timeline.start(rank)?.into_iter().zip(timeline.end(rank)?);
+    let block = |(op, (start, end))| Block { op, start, end };
     Ok(Lane {
         blocks: ops.into_iter().zip(times).map(block).collect(),
         memory: timeline.memory(rank)?,

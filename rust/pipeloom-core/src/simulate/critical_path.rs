@@ -98,12 +98,6 @@ impl Trace<'_> {
 
     /// The op that ends last; the lowest rank's if several do.
     fn last(&self) -> Option<Place> {
-        let places =
-            |(rank, times): (usize, &Times)| (0..times.end.len()).map(move |at| (rank, at));
-        self.times
-            .iter()
-            .enumerate()
-            .flat_map(places)
         let ranks = self.program.ranks.iter().enumerate();
         ranks
             .flat_map(|(rank, ops)| (0..ops.ops.len()).map(move |at| (rank, at)))

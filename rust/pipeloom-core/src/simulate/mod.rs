@@ -75,14 +75,6 @@ pub fn simulate(
         ));
     }
     let Engine { times, busy, .. } = engine;
-    let extents = program.ranks.iter().zip(&times).map(|(ops, times)| {
-        let counts =
-            |at: &usize| semantics != Semantics::Buffered || ops.ops[*at].kind.is_compute();
-        let counted = || (0..ops.ops.len()).filter(counts);
-        let first = counted().map(|at| times.start[at]).min().unwrap_or(0);
-        let last = counted().map(|at| times.end[at]).max().unwrap_or(0);
-        (first, last)
-    });
     let extents = (0..program.ranks.len()).map(|rank| extent(&program, semantics, &times, rank));
     let peaks = program.ranks.iter().zip(&ticks.static_memory);
     Ok(Timeline {
@@ -182,9 +174,6 @@ impl Timeline {
     }
 
     fn active_extents(&self) -> impl Iterator<Item = (i64, i64)> {
-        let all = self.extents.iter().zip(&self.times);
-        all.filter(|(_, times)| !times.start.is_empty())
-            .map(|(&extent, _)| extent)
         self.extents.iter().copied().flatten()
     }
 

@@ -1,5 +1,6 @@
 """Pictures: what readers of SVG, trace, PNG and text would find in them."""
 
+import itertools
 import json
 import os
 import re
@@ -66,7 +67,7 @@ def test_boxes_of_a_row_do_not_overlap(case):
             rows[box.get("y")].append((x, x + width))
     for row in rows.values():
         row.sort()
-        for (_, end), (start, _) in zip(row, row[1:], strict=False):
+        for (_, end), (start, _) in itertools.pairwise(row):
             assert end <= start + 0.02
 
 

@@ -45,8 +45,8 @@ _EPILOG = """\
 examples:
   pipeloom show 1f1b --pp 4 -m 8
   pipeloom compare 1f1b zb_h1 interleaved_1f1b --pp 4 --vp 2 -m 16
-  pipeloom plan interleaved_1f1b --pp 4 --vp 2 -m 8 --lower batched --save plan.json
-  pipeloom check --plan plan.json --semantics all
+  pipeloom plan interleaved_1f1b --pp 4 --vp 2 -m 8 --lower batched --save step.plan
+  pipeloom check --plan step.plan --semantics all
 
 `pipeloom COMMAND --help` has the options and examples of a command.
 """

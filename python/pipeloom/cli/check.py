@@ -15,7 +15,7 @@ __all__ = ["EXAMPLES", "add_arguments", "run"]
 EXAMPLES = """\
   pipeloom check 1f1b --pp 4 -m 8 --lower fifo --semantics all
   pipeloom check --plan actions.csv
-  pipeloom check --plan plan.json --semantics rendezvous --json
+  pipeloom check --plan step.plan --semantics rendezvous --json
 
 exit status: 0 the plan is right, 1 it is wrong, 2 bad input
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pipeloom as pl
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from pipeloom import Costs, Plan
 
@@ -21,6 +22,7 @@ __all__ = [
     "add_shape_arguments",
     "cost_values",
     "costs_of",
+    "naming",
     "plan_of",
     "print_json",
     "read_plan",
@@ -136,6 +138,17 @@ def shape_of(arguments: argparse.Namespace) -> dict[str, Any]:
     return shape
 
 
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Give errors of the core's file access the name of the file."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
+
 def read_plan(path: Path) -> Plan:
     """Read a plan from a file: a saved one, or else PyTorch's CSV.
 
@@ -147,8 +160,10 @@ def read_plan(path: Path) -> Plan:
         start = file.read(64).lstrip()
     # A CSV of actions starts with a stage number (or a rank without actions).
     if path.suffix == ".csv" or start[:1].isdigit() or start[:1] in (b"", b","):
-        return pl.Plan.from_csv(path)
-    return pl.Plan.load(path)
+        with naming(path):
+            return pl.Plan.from_csv(path)
+    with naming(path):
+        return pl.Plan.load(path)
 
 
 def plan_of(arguments: argparse.Namespace) -> Plan:

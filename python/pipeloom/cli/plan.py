@@ -16,8 +16,8 @@ __all__ = ["EXAMPLES", "add_arguments", "run"]
 EXAMPLES = """\
   pipeloom plan 1f1b --pp 4 -m 8
   pipeloom plan interleaved_1f1b --pp 4 --vp 2 -m 8 --rank 0 --json
-  pipeloom plan zb_h1 --pp 4 -m 8 --lower streams --save plan.json
-  pipeloom plan --plan plan.json --csv > actions.csv
+  pipeloom plan zb_h1 --pp 4 -m 8 --lower streams --save step.plan
+  pipeloom plan --plan step.plan --csv > actions.csv
 """
 
 
@@ -37,7 +37,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the plan as text, CSV or JSON, or save it."""
     plan = options.plan_of(arguments)
     if arguments.save is not None:
-        plan.save(arguments.save)
+        with options.naming(arguments.save):
+            plan.save(arguments.save)
         print(f"saved {plan!r} to {arguments.save}")
         return 0
     if arguments.csv:

@@ -17,7 +17,7 @@ EXAMPLES = """\
   pipeloom simulate 1f1b --pp 4 -m 8
   pipeloom simulate zb_h1 --pp 4 -m 8 --forward 2 --backward-input 2.5 --backward-weight 1.5
   pipeloom simulate 1f1b --pp 4 -m 8 --latency 0.1 --lower fifo --semantics single_stream
-  pipeloom simulate --plan plan.json --costs measured.json --json
+  pipeloom simulate --plan step.plan --costs measured.json --json
 """
 
 

@@ -9,30 +9,6 @@ import pipeloom as pl
 WIDTH = 6
 
 
-if not hasattr(pl.Plan, "lower"):  # until it lands
-    import importlib.util
-    from functools import lru_cache
-    from pathlib import Path
-
-    from pipeloom.runtime import program
-
-    _spec = importlib.util.spec_from_file_location(
-        "standin", Path(__file__).with_name("standin.py")
-    )
-    _standin = importlib.util.module_from_spec(_spec)
-    _spec.loader.exec_module(_standin)
-    _real = program.compile_plan.__wrapped__
-
-    @lru_cache(maxsize=64)
-    def _compile(plan, ranks, **options):
-        if plan.pp > 1 and plan.style is None:
-            plan = _standin.Lowered(plan)
-        return _real(plan, ranks, **options)
-
-    for _module in ("pipeline", "forward_backward", "program"):
-        importlib.import_module(f"pipeloom.runtime.{_module}").compile_plan = _compile
-
-
 @pytest.fixture(autouse=True)
 def one_thread():
     before = torch.get_num_threads()

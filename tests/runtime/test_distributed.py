@@ -159,6 +159,33 @@ def test_many_sends_in_flight_are_all_kept(tools, tmp_path, sockets, m, size):
     assert torch.equal(values(launch(tmp_path, 2, body, sockets=sockets))[1], expected)
 
 
+@pytest.mark.parametrize("schedule", ["zb_v", "dualpipe_v", "interleaved_zb"])
+def test_split_backwards_and_v_placement(tools, tmp_path, schedule):
+    plan = pl.plan(schedule, pp=2, vp=2, num_microbatches=6)
+    inputs, targets = tools.make_data([2] * 6)
+    reference = tools.make_stages(4)
+    expected = tools.run_reference(reference, inputs, targets)
+
+    def body(transport):
+        pipeline = Pipeline(
+            plan, tools.make_stages(4), tools.square_sum, transport=transport, boundary_shape=(2, 6)
+        )
+        loss = pipeline.step(inputs, targets).loss
+        return loss, gradients_of(pipeline)
+
+    outcomes = values(launch(tmp_path, 2, body))
+    places = [tuple(place) for place in plan.stages]
+    assert torch.equal(outcomes[places[-1][0]][0], expected)
+    for rank, (_, gradients) in enumerate(outcomes):
+        true = [
+            p.grad
+            for chunk in range(2)
+            for p in reference[places.index((rank, chunk))].parameters()
+        ]
+        for mine, truth in zip(gradients, true, strict=True):
+            torch.testing.assert_close(mine, truth, rtol=0, atol=1e-6 * float(truth.abs().max()))
+
+
 def test_counted_tokens_reach_every_rank(tools, tmp_path):
     from torch import nn
 

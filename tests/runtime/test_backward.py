@@ -4,10 +4,11 @@ import copy
 
 import pytest
 import torch
-from pipeloom.runtime.backward import SplitBackward, full_backward, gradient_edge
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
+
+from pipeloom.runtime.backward import SplitBackward, full_backward, gradient_edge
 
 WIDTH = 8
 
@@ -19,7 +20,7 @@ class Products(TorchDispatchMode):
         super().__init__()
         self.count = 0
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ARG002
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         self.count += func.overloadpacket in (
             torch.ops.aten.mm,
             torch.ops.aten.addmm,

@@ -68,7 +68,7 @@ def test_schedules_with_split_backwards(tools, schedule, pp, vp, m):
 
 
 def test_two_replicas_in_opposite_directions(tools):
-    """In one process both replicas may be the same modules: their gradients add up by themselves."""
+    """In one process both replicas may be the same modules: gradients add up by themselves."""
     plan = pl.plan("dualpipe", pp=2, num_microbatches=8)
     stages, reference = tools.pair(plan.num_stages // 2)
     inputs, targets = tools.make_data([2] * 8)

@@ -13,9 +13,9 @@
 //! | [`Style::EvenOdd`] | Megatron's synchronous calls | buffered, streams, batched |
 
 mod buffers;
-mod channels;
 mod even_odd;
 mod fifo;
+mod links;
 mod program;
 mod streams;
 mod unit_time;
@@ -104,7 +104,7 @@ fn compute_ops(plan: &Plan, rank: Rank) -> Vec<Op> {
 
 /// Whether the compute order of every rank comes to its end, if sends never wait.
 pub(crate) fn progress(plan: &Plan) -> Result<()> {
-    let links = program::Links::new(plan.shape());
+    let links = links::Links::new(plan.shape());
     let orders: Vec<Vec<Op>> = plan.shape().ranks().map(|r| compute_ops(plan, r)).collect();
-    unit_time::ends(&links, &orders, plan.shape().num_units()).map(|_| ())
+    unit_time::simulate(&links, &orders, plan.shape().num_units()).map(|_| ())
 }

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::program::{Links, NONE};
+use super::links::{Links, NONE, receive_of};
 use crate::check::Violation;
 use crate::error::{Error, Result};
 use crate::ids::Rank;
@@ -14,17 +14,35 @@ type Arrival = [u32; 2];
 const INPUT: usize = 0;
 const GRADIENT: usize = 1;
 
-/// The end of every op, by rank and position. Both ops of a pair end with the pair.
+/// What a channel carries: when its producer ends, and the receive that takes it.
+#[derive(Clone, Copy)]
+pub(super) struct Message {
+    pub(super) end: u32,
+    pub(super) recv: Op,
+}
+
+/// When everything happens.
+pub(super) struct Times {
+    /// The end of every op, by rank and position. Both ops of a pair end with the pair.
+    pub(super) ends: Vec<Vec<u32>>,
+    /// The messages of every channel, in send order.
+    pub(super) messages: Vec<Vec<Message>>,
+}
+
+/// Runs all ranks.
 ///
 /// # Errors
 /// If ranks wait for each other in a circle.
-pub(super) fn ends(links: &Links, orders: &[Vec<Op>], units: u32) -> Result<Vec<Vec<u32>>> {
+pub(super) fn simulate(links: &Links, orders: &[Vec<Op>], units: u32) -> Result<Times> {
     let mut simulation = Simulation {
         links,
         orders,
         units: units as usize,
         arrivals: arrivals_at_start(links, units as usize),
-        ends: orders.iter().map(|o| Vec::with_capacity(o.len())).collect(),
+        times: Times {
+            ends: orders.iter().map(|o| Vec::with_capacity(o.len())).collect(),
+            messages: vec![Vec::new(); links.num_channels()],
+        },
         waits: vec![false; orders.len()],
         queue: (0u32..).take(orders.len()).collect(),
     };
@@ -39,7 +57,7 @@ struct Simulation<'a> {
     orders: &'a [Vec<Op>],
     units: usize,
     arrivals: Vec<Arrival>,
-    ends: Vec<Vec<u32>>,
+    times: Times,
     waits: Vec<bool>,
     queue: VecDeque<u32>,
 }
@@ -48,7 +66,7 @@ impl Simulation<'_> {
     /// Runs a rank until it has to wait. The order in which ranks run does not change times.
     fn run(&mut self, rank: u32) {
         let order = &self.orders[rank as usize];
-        let mut ends = std::mem::take(&mut self.ends[rank as usize]);
+        let mut ends = std::mem::take(&mut self.times.ends[rank as usize]);
         let mut now = ends.last().copied().unwrap_or(1);
         while let Some(first) = order.get(ends.len()) {
             let width = 1 + usize::from(first.flags.has(Flags::PAIR_FIRST));
@@ -70,7 +88,7 @@ impl Simulation<'_> {
                 self.deliver(op, now);
             }
         }
-        self.ends[rank as usize] = ends;
+        self.times.ends[rank as usize] = ends;
     }
 
     /// When what `op` takes from its neighbour arrived; 0 if it has not.
@@ -85,31 +103,38 @@ impl Simulation<'_> {
     /// Hands what `op` produced to the stage that takes it, and wakes its rank.
     #[inline]
     fn deliver(&mut self, op: Op, now: u32) {
-        let (stage, rank) = self.links.target(op);
-        if stage == NONE {
+        let Some(target) = self.links.target(op) else {
             return;
-        }
+        };
         let what = if op.kind == OpKind::Forward {
             INPUT
         } else {
             GRADIENT
         };
-        self.arrivals[stage as usize * self.units + op.unit.index()][what] = now;
-        if std::mem::take(&mut self.waits[rank as usize]) {
-            self.queue.push_back(rank);
+        self.arrivals[target.stage as usize * self.units + op.unit.index()][what] = now;
+        if target.channel != NONE {
+            self.times.messages[target.channel as usize].push(Message {
+                end: now,
+                recv: receive_of(op, target),
+            });
+        }
+        let waits = &mut self.waits[target.rank as usize];
+        if *waits {
+            *waits = false;
+            self.queue.push_back(target.rank);
         }
     }
 
-    /// The ends, or an error if a rank is left waiting.
-    fn result(self) -> Result<Vec<Vec<u32>>> {
+    /// The times, or an error if a rank is left waiting.
+    fn result(self) -> Result<Times> {
         let stuck: Vec<Violation> = (0u32..)
-            .zip(self.ends.iter().zip(self.orders))
+            .zip(self.times.ends.iter().zip(self.orders))
             .filter_map(|(rank, (ends, order))| {
                 Some(violation(Rank(rank), ends.len(), *order.get(ends.len())?))
             })
             .collect();
         if stuck.is_empty() {
-            return Ok(self.ends);
+            return Ok(self.times);
         }
         let shown = stuck.iter().take(8);
         let places: Vec<String> = shown
@@ -169,10 +194,10 @@ fn unit_cost(kind: OpKind) -> u32 {
 
 /// The first stages have their input and the last ones their gradient from the beginning.
 fn arrivals_at_start(links: &Links, units: usize) -> Vec<Arrival> {
-    let mut arrivals = vec![[0, 0]; links.num_stages() * units];
-    for (neighbours, row) in links.iter().zip(arrivals.chunks_mut(units)) {
-        let input = u32::from(neighbours.previous.0 == NONE);
-        let gradient = u32::from(neighbours.next.0 == NONE);
+    let mut arrivals = vec![[0, 0]; links.stages().len() * units];
+    for (neighbours, row) in links.stages().iter().zip(arrivals.chunks_mut(units)) {
+        let input = u32::from(neighbours.previous.stage == NONE);
+        let gradient = u32::from(neighbours.next.stage == NONE);
         if input + gradient > 0 {
             row.fill([input, gradient]);
         }

@@ -8,9 +8,9 @@
 //! delays nothing.
 
 use super::compute_ops;
-use super::links::Links;
+use super::links::{Links, NONE, receive_of};
 use super::program::Program;
-use super::unit_time::{Message, Times, simulate};
+use super::unit_time::ends;
 use crate::error::Result;
 use crate::ids::Rank;
 use crate::op::{Flags, Op, OpKind};
@@ -21,13 +21,14 @@ pub(super) fn lower(plan: &Plan) -> Result<Vec<RankOps>> {
     let shape = plan.shape();
     let links = Links::new(shape);
     let orders: Vec<Vec<Op>> = shape.ranks().map(|rank| compute_ops(plan, rank)).collect();
-    let times = simulate(&links, &orders, shape.num_units())?;
+    let ends = ends(shape, &orders)?;
+    let messages = messages(&links, &orders, &ends);
     let programs = shape.ranks().zip(&orders).map(|(rank, order)| {
         let channels = links.inbound(rank.0).iter();
         let mut inboxes: Vec<Inbox<'_>> = channels
-            .map(|&channel| Inbox::new(links.source(channel), &times, channel))
+            .map(|&channel| Inbox::new(links.source(channel), &messages[channel as usize]))
             .collect();
-        program(&links, rank, order, &times.ends[rank.index()], &mut inboxes)
+        program(&links, rank, order, &ends[rank.index()], &mut inboxes)
     });
     Ok(programs.collect())
 }
@@ -50,6 +51,28 @@ pub(super) fn lower_batched(plan: &Plan) -> Result<Vec<RankOps>> {
     Ok(ranks)
 }
 
+/// What a channel carries: the end of its producer, and the receive that takes it.
+struct Message {
+    end: u32,
+    recv: Op,
+}
+
+/// The messages of every channel, in send order.
+fn messages(links: &Links, orders: &[Vec<Op>], ends: &[Vec<u32>]) -> Vec<Vec<Message>> {
+    let mut messages: Vec<Vec<Message>> = links.rooms();
+    for (&op, &end) in orders
+        .iter()
+        .zip(ends)
+        .flat_map(|(order, ends)| order.iter().zip(ends))
+    {
+        if let Some(target) = links.target(op).filter(|target| target.channel != NONE) {
+            let recv = receive_of(op, target);
+            messages[target.channel as usize].push(Message { end, recv });
+        }
+    }
+    messages
+}
+
 /// Place in the global order of what ends at `end` on `rank`.
 #[inline]
 fn key(end: u32, rank: u32) -> u64 {
@@ -65,10 +88,10 @@ struct Inbox<'a> {
 }
 
 impl<'a> Inbox<'a> {
-    fn new(source: u32, times: &'a Times, channel: u32) -> Self {
+    fn new(source: u32, messages: &'a [Message]) -> Self {
         let mut inbox = Self {
             source,
-            messages: times.messages[channel as usize].iter(),
+            messages: messages.iter(),
             next: 0,
         };
         inbox.peek();

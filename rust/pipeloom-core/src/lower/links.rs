@@ -14,7 +14,6 @@ pub(super) const NONE: u32 = u32::MAX;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Neighbour {
     pub(super) stage: u32,
-    pub(super) rank: u32,
     /// The channel towards it; [`NONE`] if it is on the same rank.
     pub(super) channel: u32,
 }
@@ -31,6 +30,8 @@ pub(super) struct Links {
     stages: Vec<Neighbours>,
     /// By channel: the rank that sends.
     sources: Vec<u32>,
+    /// By channel: how many messages it carries at most.
+    lens: Vec<usize>,
     /// By receiving rank: its channels, those of activations first.
     inbound: Vec<Vec<u32>>,
 }
@@ -43,7 +44,6 @@ impl Links {
             let Some(other) = other else {
                 return Neighbour {
                     stage: NONE,
-                    rank: NONE,
                     channel: NONE,
                 };
             };
@@ -56,7 +56,6 @@ impl Links {
             };
             Neighbour {
                 stage: other.0,
-                rank,
                 channel,
             }
         };
@@ -64,7 +63,13 @@ impl Links {
             next: towards(stage, shape.next(stage), false),
             previous: towards(stage, shape.previous(stage), true),
         });
-        let stages = stages.collect();
+        let stages: Vec<Neighbours> = stages.collect();
+        let mut lens = vec![0; ids.len()];
+        for towards in stages.iter().flat_map(|s| [s.next, s.previous]) {
+            if let Some(len) = lens.get_mut(towards.channel as usize) {
+                *len += shape.num_units() as usize;
+            }
+        }
         let mut inbound = vec![Vec::new(); shape.pp() as usize];
         let mut sources = vec![NONE; ids.len()];
         for (&(_, receiver, source), &channel) in &ids {
@@ -74,6 +79,7 @@ impl Links {
         Self {
             stages,
             sources,
+            lens,
             inbound,
         }
     }
@@ -83,8 +89,12 @@ impl Links {
         &self.stages
     }
 
-    pub(super) fn num_channels(&self) -> usize {
-        self.sources.len()
+    /// Room for the messages of every channel.
+    pub(super) fn rooms<T>(&self) -> Vec<Vec<T>> {
+        self.lens
+            .iter()
+            .map(|&len| Vec::with_capacity(len))
+            .collect()
     }
 
     /// The rank that sends on a channel.

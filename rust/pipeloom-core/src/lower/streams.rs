@@ -17,7 +17,7 @@ pub(super) fn lower(plan: &Plan, prefetch: u32) -> Result<Vec<RankOps>> {
     let links = Links::new(shape);
     let mut consumers = Consumers::new(links.stages().len(), shape.num_units() as usize);
     // By channel, in send order.
-    let mut messages: Vec<Vec<Op>> = vec![Vec::new(); links.num_channels()];
+    let mut messages: Vec<Vec<Op>> = links.rooms();
     let orders: Vec<Vec<Op>> = shape.ranks().map(|rank| compute_ops(plan, rank)).collect();
     for order in &orders {
         for (at, &op) in (0u32..).zip(order) {

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import peers
@@ -21,15 +23,15 @@ class Row:
     Attributes:
         name: What `--only` takes.
         work: What is done, in words.
-        build: Makes our call and the peer's; the peer's may be None.
+        build: Makes our call and the peer's, which may be None; or measures bytes itself.
         goal: With a peer: how many times faster. Without: the most that `per` may cost.
-        per: Without a peer: divides our time into the goal's unit (number of ops).
-        unit: Unit of ours and goal without a peer: "ns/op" or "us".
+        per: Without a peer: number of ops that our time, or memory, is shared by.
+        unit: Unit of ours and goal without a peer: "ns/op", "us" or "B/op".
     """
 
     name: str
     work: str
-    build: Callable[[], tuple[Work, Work | None]]
+    build: Callable[[], tuple[Work, Work | None] | float]
     goal: float
     per: Callable[[], int] | None = None
     unit: str = "x"
@@ -98,6 +100,37 @@ def _pipelines() -> list[Row]:
     return rows
 
 
+LARGE = {"pp": 64, "vp": 4, "num_microbatches": 512}
+
+
+def large(*, lowered: bool) -> pl.Plan:
+    plan = pl.plan("interleaved_1f1b", **LARGE)
+    return plan.lower("fifo") if lowered else plan
+
+
+def check_all() -> tuple[Work, None]:
+    plan = large(lowered=True)
+    return lambda: plan.check("all"), None
+
+
+def simulate() -> tuple[Work, None]:
+    plan, costs = large(lowered=False), pl.Costs(forward=1, backward_input=1, backward_weight=1)
+    return lambda: plan.simulate(costs), None
+
+
+def resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def held_bytes() -> float:
+    """Growth of the process by each plan that is kept, once the heap has room for the work."""
+    kept = [large(lowered=True) for _ in range(2)]
+    before, more = resident_bytes(), 8
+    kept += [large(lowered=True) for _ in range(more)]
+    return (resident_bytes() - before) / more
+
+
 ROWS = [
     Row("one_rank", "one rank's rows, table, order; pp 64, vp 8, m 4096", one_rank, 100.0),
     Row("all_ranks", "all 64 ranks of that", all_ranks, 150.0),
@@ -111,4 +144,28 @@ ROWS = [
         unit="us",
     ),
     *_pipelines(),
+    Row(
+        "check_all",
+        "check under all five semantics",
+        check_all,
+        100.0,
+        per=lambda: large(lowered=True).num_ops,
+        unit="ns/op",
+    ),
+    Row(
+        "simulate",
+        "simulate, buffered",
+        simulate,
+        30.0,
+        per=lambda: large(lowered=False).num_ops,
+        unit="ns/op",
+    ),
+    Row(
+        "memory",
+        "memory of a lowered plan",
+        held_bytes,
+        16.0,
+        per=lambda: large(lowered=True).num_ops,
+        unit="B/op",
+    ),
 ]

@@ -41,7 +41,7 @@ def test_same_seed_same_cases(monkeypatch):
     def drawn(seed):
         seen = []
         monkeypatch.setattr(fuzz, "judge", seen.append)
-        fuzz.hunt(40, seed, lambda count: None)
+        fuzz.hunt(40, seed, lambda _: None)
         return seen
 
     assert drawn(1) == drawn(1)
@@ -72,11 +72,11 @@ def test_a_panic_is_found(monkeypatch):
     class PanicException(BaseException):
         pass
 
-    def panic(arguments):
+    def panic(_):
         raise PanicException("index out of bounds")
 
     monkeypatch.setattr(invariants, "is_sound", panic)
-    _, reason = fuzz.hunt(20, 0, lambda count: None)
+    _, reason = fuzz.hunt(20, 0, lambda _: None)
     assert reason == "PanicException: index out of bounds"
 
 

@@ -22,7 +22,13 @@ from pipeloom._core import (
     __version__,
     p2p_order,
 )
-from pipeloom.planning import OpKind, Schedule, plan, schedules
+from pipeloom.dispatch import (
+    forward_backward_no_pipelining,
+    forward_backward_pipelining_with_interleaving,
+    forward_backward_pipelining_without_interleaving,
+    get_forward_backward_func,
+)
+from pipeloom.planning import OpKind, Schedule, legal_num_microbatches, plan, schedules
 
 __all__ = [
     "CheckError",
@@ -37,6 +43,11 @@ __all__ = [
     "SearchError",
     "Violation",
     "__version__",
+    "forward_backward_no_pipelining",
+    "forward_backward_pipelining_with_interleaving",
+    "forward_backward_pipelining_without_interleaving",
+    "get_forward_backward_func",
+    "legal_num_microbatches",
     "p2p_order",
     "plan",
     "schedules",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, Unpack
 
 from hypothesis import assume
 from hypothesis import strategies as st
@@ -144,7 +144,8 @@ def layouts(draw: st.DrawFn, *, max_pp: int = 5, max_vp: int = 3, max_layers: in
     count = st.integers(0, max_layers)
     counts = [[draw(count) for _ in range(vp)] for _ in range(pp)]
     assume(any(map(any, counts)))
-    placement = draw(st.sampled_from(["loop", "v"])) if vp > 1 else "loop"
+    placements: list[Literal["loop", "v"]] = ["loop", "v"]
+    placement = draw(st.sampled_from(placements))
     return pl.Layout.from_counts(counts, placement=placement)
 
 

@@ -27,6 +27,7 @@
 //! # Ok::<(), pipeloom_core::error::Error>(())
 //! ```
 
+mod actions;
 pub mod check;
 pub mod columns;
 pub mod error;

@@ -11,7 +11,7 @@ use crate::ids::{Chunk, Rank, Stage, Unit};
 use crate::op::{Flags, Op, OpKind};
 use crate::order::{RankOrder, Sequence, Table};
 use crate::recompute::Mask;
-use crate::schedules::{Family, Params};
+use crate::schedules::{Family, Params, Rule};
 use crate::semantics::{Semantics, Style};
 use crate::shape::{Placement, Shape};
 use crate::text::csv::Dropped;
@@ -68,6 +68,36 @@ impl Plan {
             style: None,
             promises: [Semantics::Buffered].into(),
             dropped: [].into(),
+        }
+    }
+
+    /// The plan of a family whose rule makes all ranks' orders at once. Only
+    /// [`crate::schedules`] calls it, after the family's constraints.
+    pub(crate) fn whole(
+        family: &'static Family,
+        shape: Shape,
+        params: Params,
+        orders: Vec<Vec<Op>>,
+    ) -> Self {
+        let held = |ops| RankOps {
+            ops,
+            groups: Vec::new(),
+        };
+        let unmarked = Self {
+            orders: Orders::Held(orders.into_iter().map(held).collect()),
+            ..Self::closed(family, shape, params)
+        };
+        if unmarked.params.kept_activations.is_none() {
+            return unmarked;
+        }
+        let marked = unmarked.shape.ranks().map(|rank| {
+            let mut held = unmarked.rank_ops(rank);
+            unmarked.mark_recomputed(rank, &mut held.ops);
+            held
+        });
+        Self {
+            orders: Orders::Held(marked.collect()),
+            ..unmarked
         }
     }
 
@@ -160,7 +190,10 @@ impl Plan {
     /// The closed form of a rank's order, if the plan has one.
     pub fn closed_form(&self, rank: Rank) -> Option<RankOrder> {
         match (&self.orders, self.family) {
-            (Orders::Closed, Some(family)) => Some((family.order)(&self.shape, &self.params, rank)),
+            (Orders::Closed, Some(family)) => match family.rule {
+                Rule::Closed(order) => Some(order(&self.shape, &self.params, rank)),
+                Rule::Whole(_) => None,
+            },
             (Orders::Closed | Orders::Held(_), _) => None,
         }
     }
@@ -295,96 +328,18 @@ impl Plan {
                 }
             }
         });
-        if let Some(mask) = self.mask(rank) {
-            mask.mark(&mut ops, self.shape.num_units(), |stage| {
-                self.shape.chunk_of(stage).0
-            });
-        }
+        self.mark_recomputed(rank, &mut ops);
         RankOps {
             ops,
             groups: Vec::new(),
         }
     }
 
-    /// The ops of a rank as PyTorch's action text, an overlapped pair as one action.
-    pub fn actions(&self, rank: Rank) -> Vec<String> {
-        let ops = self.rank_ops(rank).ops;
-        let mut actions = Vec::with_capacity(ops.len());
-        let mut rest = ops.as_slice();
-        while let Some((&op, tail)) = rest.split_first() {
-            rest = tail;
-            match tail.split_first() {
-                Some((second, tail)) if op.flags.has(Flags::PAIR_FIRST) => {
-                    actions.push(format!("({op};{second})OVERLAP_F_B"));
-                    rest = tail;
-                }
-                _ => actions.push(op.to_string()),
-            }
-        }
-        actions
-    }
-
-    /// Number of actions of a rank: ops, an overlapped pair counted once.
-    pub fn num_actions(&self, rank: Rank) -> u64 {
-        match self.held_ops(rank) {
-            Some(held) => held
-                .ops
-                .iter()
-                .filter(|op| !op.flags.has(Flags::PAIR_SECOND))
-                .count() as u64,
-            None => self
-                .closed_form(rank)
-                .map_or(0, |order| order.num_actions()),
-        }
-    }
-
-    /// The text of a rank's action `i`: entry `i` of [`Plan::actions`], in O(1) for closed-form
-    /// families.
-    ///
-    /// # Errors
-    /// If the rank or `i` is out of range.
-    pub fn action(&self, rank: Rank, i: u64) -> Result<String> {
-        self.require_rank(rank)?;
-        let position = match self.held_ops(rank) {
-            Some(held) => (0u64..)
-                .zip(&held.ops)
-                .filter(|(_, op)| !op.flags.has(Flags::PAIR_SECOND))
-                .nth(usize::try_from(i).unwrap_or(usize::MAX))
-                .map(|(position, _)| position),
-            None => self
-                .closed_form(rank)
-                .and_then(|order| order.position_of_action(i)),
-        };
-        let Some(position) = position else {
-            let len = self.num_actions(rank);
-            return Err(Error::config(
-                format!("i={i} is out of range: rank {rank} has {len} actions"),
-                format!("actions of rank {rank} are 0..{len}"),
-            ));
-        };
-        let op = self.op(rank, position)?;
-        if op.flags.has(Flags::PAIR_FIRST) {
-            let second = self.op(rank, position + 1)?;
-            return Ok(format!("({op};{second})OVERLAP_F_B"));
-        }
-        Ok(op.to_string())
-    }
-
-    /// Which action of a rank an op belongs to: its index in [`Plan::actions`].
-    ///
-    /// # Errors
-    /// If the rank is out of range or does not run the op.
-    pub fn action_of(&self, rank: Rank, op: Op) -> Result<u64> {
-        let position = self.position(rank, op)?;
-        if let Some(held) = self.held_ops(rank) {
-            let upto = usize::try_from(position).map_or(held.ops.len(), |at| at + 1);
-            let second = |op: &&Op| op.flags.has(Flags::PAIR_SECOND);
-            Ok(position - held.ops[..upto].iter().filter(second).count() as u64)
-        } else {
-            let order = self.closed_form(rank);
-            Ok(order
-                .and_then(|order| order.action_of_position(position))
-                .unwrap_or(position))
+    fn mark_recomputed(&self, rank: Rank, ops: &mut [Op]) {
+        if let Some(mask) = self.mask(rank) {
+            mask.mark(ops, self.shape.num_units(), |stage| {
+                self.shape.chunk_of(stage).0
+            });
         }
     }
 

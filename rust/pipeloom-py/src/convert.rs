@@ -50,6 +50,10 @@ pub(crate) fn integer(name: &str, value: &Bound<'_, PyAny>, low: u32, high: u32)
 }
 
 fn not_an_integer(name: &str, value: &Bound<'_, PyAny>) -> PyErr {
+    wrong_type(name, value, "an integer", "int")
+}
+
+fn wrong_type(name: &str, value: &Bound<'_, PyAny>, what: &str, class: &str) -> PyErr {
     let kind = value
         .get_type()
         .name()
@@ -61,8 +65,28 @@ fn not_an_integer(name: &str, value: &Bound<'_, PyAny>) -> PyErr {
         .take(60)
         .collect();
     PyTypeError::new_err(format!(
-        "{name} must be an integer, but got {shown} of type {kind}\nhint: give {name} as an int"
+        "{name} must be {what}, but got {shown} of type {kind}\nhint: give {name} as {class}"
     ))
+}
+
+/// A text argument.
+///
+/// # Errors
+/// `TypeError` if it is no string.
+pub(crate) fn text(name: &str, value: &Bound<'_, PyAny>) -> PyResult<String> {
+    value
+        .extract()
+        .map_err(|_| wrong_type(name, value, "a string", "str"))
+}
+
+/// A flag.
+///
+/// # Errors
+/// `TypeError` if it is no bool.
+pub(crate) fn flag(name: &str, value: &Bound<'_, PyAny>) -> PyResult<bool> {
+    value
+        .extract()
+        .map_err(|_| wrong_type(name, value, "True or False", "bool"))
 }
 
 /// A count: at least 1.

@@ -1,0 +1,245 @@
+"""Runs one rank's program. The same code over every transport."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import torch
+
+from pipeloom.runtime.backward import full_backward, gradient_edge, input_gradient
+from pipeloom.runtime.errors import BoundaryError, with_hint
+from pipeloom.runtime.program import RUN_BACKWARD, RUN_FORWARD, SEND, Instruction, Program
+from pipeloom.runtime.transport import UNKNOWN_SHAPES, Boundary, RecvHandle, Transport
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import Tensor
+
+__all__ = ["Event", "ForwardFn", "LossFn", "RankExecutor", "StepOptions"]
+
+LossFn: TypeAlias = "Callable[[Tensor], Any]"
+"""Takes the last stage's output; gives (loss_sum, num_tokens) or (loss_sum, num_tokens, report)."""
+
+ForwardFn: TypeAlias = (
+    "Callable[[int, int, Tensor | None, bool | None], tuple[Tensor, LossFn | None]]"
+)
+"""Runs a chunk: (chunk, microbatch, input or None, recompute or None) -> (output, loss_func)."""
+
+
+class Event(NamedTuple):
+    """One executed compute op, by the host's clock."""
+
+    rank: int
+    position: int
+    """Place in the rank's order."""
+    op: str
+    """The op in the plan's words, such as `2F0`."""
+    start: float
+    """Seconds, `time.perf_counter`, after the wait for its input."""
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepOptions:
+    """What all ranks of a step share."""
+
+    loss_scale: float = 1.0
+    """Seed of every microbatch's backward."""
+    boundary: Boundary = UNKNOWN_SHAPES
+    record: bool = False
+    """Whether to record events."""
+    keep_outputs: bool = False
+    """Whether to keep the last stage's outputs."""
+    on_gradients_ready: Callable[[int, int], None] | None = None
+    """Called with (rank, chunk) right after the chunk's last backward of the step."""
+
+
+class RankExecutor:
+    """The state of one rank during one step."""
+
+    def __init__(
+        self,
+        program: Program,
+        transport: Transport,
+        forward: ForwardFn,
+        options: StepOptions,
+        *,
+        training: bool,
+    ) -> None:
+        self.program = program
+        self.boundary = options.boundary
+        self.rank = program.rank
+        self.losses: dict[int, Tensor] = {}
+        self.num_tokens: dict[int, Any] = {}
+        self.reports: dict[int, Any] = {}
+        self.outputs: dict[int, Tensor] = {}
+        self.events: list[Event] = []
+        self.at: Instruction | None = None
+        self.waiting_for: RecvHandle | None = None
+        self._transport = transport
+        self._chunk_forward = forward
+        self._options = options
+        self._training = training
+        self._shape_of = options.boundary.lookup()
+        self._dtype = options.boundary.dtype
+        self._seed: Tensor | None = None
+        cells = program.num_cells
+        # Tables by cell. A slot is emptied by the one op that reads it.
+        self._inbox: list[Any] = [None] * cells  # activation, or the receive that brings it
+        self._gradients: list[Any] = [None] * cells  # output gradient, or its receive
+        self._inputs: list[Tensor | None] = [None] * cells  # kept until the backward
+        self._edges: list[Any] = [None] * cells  # where the backward goes in
+        self._outbox: list[Any] = [None] * cells  # result that a SEND will take
+
+    def run(self) -> Iterator[RecvHandle]:
+        """Run the program, yielding a receive when it can't go on before that has arrived.
+
+        Whoever drives the generator resumes it when the yielded handle can be taken.
+        """
+        transport, dtype = self._transport, self._options.boundary.dtype
+        shape_of = self._shape_of
+        announce = shape_of is None
+        inbox, gradients, outbox = self._inbox, self._gradients, self._outbox
+        record = self._options.record
+        start = 0.0
+        for op in self.program.instructions:
+            self.at = op
+            action = op.action
+            if action == SEND:
+                transport.send(op.channel, op.key, outbox[op.cell], announce=announce)  # type: ignore[arg-type]
+                outbox[op.cell] = None
+                continue
+            table = inbox if op.kind in _FORWARD_KINDS else gradients
+            if action != RUN_FORWARD and action != RUN_BACKWARD:
+                shape = shape_of(op.key) if shape_of is not None else None
+                table[op.cell] = transport.recv(op.channel, op.key, shape, dtype)  # type: ignore[arg-type]
+                continue
+            source = table[op.cell]
+            table[op.cell] = None
+            if op.received:
+                if not source.ready():
+                    self.waiting_for = source
+                    yield source
+                    self.waiting_for = None
+                source = source.take()
+            if record:
+                start = perf_counter()
+            if action == RUN_FORWARD:
+                self._forward(op, source)
+            else:
+                self._backward(op, source)
+            if record:
+                self.events.append(Event(self.rank, op.position, op.text, start, perf_counter()))
+        self.at = None
+
+    def _forward(self, op: Instruction, stage_input: Tensor | None) -> None:
+        cell = op.cell
+        if stage_input is not None and self._training:
+            self._inputs[cell] = stage_input.requires_grad_()
+        recompute = op.recompute if self.program.has_mask else None
+        output, loss_func = self._chunk_forward(op.chunk, op.microbatch, stage_input, recompute)
+        if op.inner_end:
+            self._take_loss(op, output, loss_func)
+            return
+        if self._training:
+            self._edges[cell] = gradient_edge(output)
+        output = output.detach()
+        self._check_boundary(op, output)
+        if op.hand_to >= 0:
+            self._inbox[op.hand_to] = output
+        else:
+            self._outbox[cell] = output
+
+    def _take_loss(self, op: Instruction, output: Tensor, loss_func: LossFn | None) -> None:
+        microbatch = op.microbatch
+        if self._options.keep_outputs:
+            self.outputs[microbatch] = output.detach()
+        if loss_func is None:
+            if self._training:
+                raise TypeError(
+                    with_hint(
+                        f"the last stage gave no loss function for {op.text}",
+                        "return (output_tensor, loss_func) from forward_step_func",
+                    )
+                )
+            return
+        loss, *rest = _as_tuple(loss_func(output))
+        self.losses[microbatch] = loss.detach()
+        self.num_tokens[microbatch] = rest[0] if rest else 1  # on a GPU int() would wait
+        if len(rest) > 1:
+            self.reports[microbatch] = rest[1]
+        if self._training:
+            if loss.numel() != 1:
+                raise BoundaryError(
+                    with_hint(
+                        f"the loss of {op.text} has shape {tuple(loss.shape)}, not one number",
+                        "give the sum of the microbatch's token losses",
+                    )
+                )
+            self._edges[op.cell] = gradient_edge(loss)
+            if self._seed is None or self._seed.shape != loss.shape:
+                self._seed = torch.full_like(loss, self._options.loss_scale)
+
+    def _backward(self, op: Instruction, gradient: Tensor | None) -> None:
+        cell = op.cell
+        edge = self._edges[cell]
+        self._edges[cell] = None
+        full_backward(edge, self._seed if op.outer else gradient)  # type: ignore[arg-type]
+        if op.last_of_chunk and self._options.on_gradients_ready is not None:
+            self._options.on_gradients_ready(self.rank, op.chunk)
+        if op.inner_end:
+            return
+        stage_input = self._inputs[cell]
+        self._inputs[cell] = None
+        result = input_gradient(stage_input)  # type: ignore[arg-type]
+        if op.hand_to >= 0:
+            self._gradients[op.hand_to] = result
+        else:
+            self._outbox[cell] = result
+
+    def _check_boundary(self, op: Instruction, output: Tensor) -> None:
+        """Refuse an output that the next stage does not expect."""
+        if self._shape_of is None:
+            if output.is_floating_point():
+                return
+            expected = "a floating-point tensor"
+        else:
+            shape = self._shape_of(op.key)
+            if output.dtype is self._dtype and output.shape == shape:
+                return
+            expected = f"shape {tuple(shape)}, {self._dtype}"
+        raise BoundaryError(
+            with_hint(
+                f"rank {self.rank}, {op.text}: the output has shape {tuple(output.shape)}, "
+                f"{output.dtype}, but the agreed boundary is {expected}",
+                "give the boundary's true shape and dtype, one shape a microbatch if they differ, "
+                "or variable_shapes=True to send shapes with the data",
+            )
+        )
+
+    def report(self) -> str:
+        """Say where the rank stands and what it waits for."""
+        op = self.at
+        total = len(self.program.instructions)
+        if op is None:
+            return f"rank {self.rank} has finished its {total} ops"
+        place = f"rank {self.rank} stands at {op.text} (op {op.position} of {total})"
+        if self.waiting_for is None:
+            return f"{place}, computing"
+        forward = op.action == RUN_FORWARD
+        what, word = ("the activation", "RECV_F") if forward else ("the gradient", "RECV_B")
+        peer = self.waiting_for.channel.source
+        return (
+            f"{place} and waits for {what} of microbatch {op.microbatch} "
+            f"({op.stage}{word}{op.microbatch}) from rank {peer}"
+        )
+
+
+_FORWARD_KINDS = frozenset((0, 5))  # F and RECV_F read and fill the inbox
+
+
+def _as_tuple(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)

@@ -1,0 +1,339 @@
+"""`Pipeline`: a plan, any modules, a loss: the runtime's short face."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import pipeloom as pl
+from pipeloom.runtime.errors import PipelineError, with_hint
+from pipeloom.runtime.executor import ForwardFn, LossFn, StepOptions
+from pipeloom.runtime.local import LocalTransport
+from pipeloom.runtime.program import CompiledPlan, compile_plan
+from pipeloom.runtime.step import StepResult, run_step
+from pipeloom.runtime.transport import Boundary, Transport
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from pipeloom import Plan
+
+__all__ = ["Pipeline", "place_chunks", "split_batch"]
+
+
+def place_chunks(
+    plan: Plan,
+    ranks: Sequence[int],
+    chunks: Mapping[int, Sequence[nn.Module]] | Sequence[nn.Module],
+) -> dict[int, list[nn.Module]]:
+    """Give each of `ranks` its list of chunks.
+
+    Args:
+        plan: Says which rank holds which stage.
+        ranks: The ranks of this process.
+        chunks: A mapping from rank to its chunks; or all stages in order; or, with one rank in
+            this process, its own chunks.
+
+    Raises:
+        PipelineError: The number of modules does not fit the plan.
+
+    Examples:
+        >>> import pipeloom as pl
+        >>> from torch import nn
+        >>> stages = [nn.Identity(), nn.ReLU(), nn.Tanh(), nn.Sigmoid()]
+        >>> place_chunks(pl.plan("interleaved_1f1b", pp=2, vp=2, num_microbatches=2), [1], stages)
+        {1: [ReLU(), Sigmoid()]}
+    """
+    stages = list(plan.stages)
+    counts = {
+        rank: max((chunk + 1 for owner, chunk in stages if owner == rank), default=0)
+        for rank in ranks
+    }
+    if isinstance(chunks, Mapping):
+        placed = {rank: list(chunks.get(rank, ())) for rank in ranks}
+    elif len(chunks) == len(stages):
+        placed = {rank: [nn.Identity()] * counts[rank] for rank in ranks}
+        for (rank, chunk), module in zip(stages, chunks, strict=True):
+            if rank in placed:
+                placed[rank][chunk] = module
+    elif len(ranks) == 1:
+        placed = {ranks[0]: list(chunks)}
+    else:
+        raise PipelineError(
+            with_hint(
+                f"chunks has {len(chunks)} modules, but the plan has {len(stages)} stages",
+                "give one module a stage in order, or a mapping from rank to its list of chunks",
+            )
+        )
+    for rank, modules in placed.items():
+        if len(modules) != counts[rank]:
+            raise PipelineError(
+                with_hint(
+                    f"rank {rank} has {len(modules)} chunks, but the plan gives it {counts[rank]}",
+                    f"give one module for each of its stages: "
+                    f"{[stage for stage, place in enumerate(stages) if place[0] == rank]}",
+                )
+            )
+    return placed
+
+
+def split_batch(batch: Any, num_microbatches: int, name: str = "batch") -> list[Any]:
+    """Cut a batch into microbatches along its first dimension; sizes may differ by one.
+
+    Args:
+        batch: A tensor; or a list or tuple of microbatches, which is taken as it is.
+        num_microbatches: How many.
+        name: What the caller calls it, for messages.
+
+    Examples:
+        >>> import torch
+        >>> [len(part) for part in split_batch(torch.arange(8), 3)]
+        [3, 3, 2]
+    """
+    if isinstance(batch, Tensor):
+        if batch.shape[0] < num_microbatches:
+            raise PipelineError(
+                with_hint(
+                    f"{name} has {batch.shape[0]} samples for {num_microbatches} microbatches",
+                    "give at least one sample a microbatch, or plan fewer microbatches",
+                )
+            )
+        return list(torch.tensor_split(batch, num_microbatches))
+    parts = list(batch)
+    if len(parts) != num_microbatches:
+        raise PipelineError(
+            with_hint(
+                f"{name} has {len(parts)} microbatches, but the plan has {num_microbatches}",
+                "give a tensor, or a list with one entry a microbatch",
+            )
+        )
+    return parts
+
+
+class Pipeline:
+    """Runs the steps of a plan on modules of the caller's.
+
+    The loss rule: `loss_fn` gives the sum over a microbatch; the step's loss is the sum over
+    microbatches divided by `count` summed over the step's targets (of all data-parallel ranks), and
+    gradients are those of that loss. They add up over steps until the caller zeroes them.
+
+    Args:
+        plan: What to run.
+        chunks: The modules: all stages in order, or a mapping from rank to its chunks, or this
+            rank's chunks. A chunk takes one tensor and gives one.
+        loss_fn: (output, target) -> sum of the microbatch's losses, one number.
+        transport: None: all ranks in this process.
+        boundary_shape: Shape of the tensors between stages, or one shape a microbatch, or a
+            function of (stage, microbatch). None: shapes are sent with the tensors.
+        boundary_dtype: Their dtype.
+        count: target -> number of losses in the sum. Default: its number of elements.
+        data_parallel_group: Ranks that run the same stage on other data.
+        fingerprint: What all ranks must agree on beside plan, shapes and versions, such as the
+            layout and the model's sizes, by name.
+
+    Examples:
+        >>> import pipeloom as pl, torch
+        >>> _ = torch.manual_seed(0)
+        >>> front, back = torch.nn.Linear(4, 8), torch.nn.Linear(8, 1)
+        >>> plan = pl.plan("1f1b", pp=1, num_microbatches=2)
+        >>> sum_of_squares = lambda output, target: (output - target).square().sum()
+        >>> pipeline = Pipeline(plan, [torch.nn.Sequential(front, back)], sum_of_squares)
+        >>> x, y = torch.randn(6, 4), torch.randn(6, 1)
+        >>> loss = pipeline.step(x, y).loss
+        >>> torch.allclose(loss, (back(front(x)) - y).square().mean())
+        True
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        chunks: Mapping[int, Sequence[nn.Module]] | Sequence[nn.Module],
+        loss_fn: Callable[[Tensor, Any], Tensor],
+        *,
+        transport: Transport | None = None,
+        boundary_shape: Any = None,
+        boundary_dtype: torch.dtype = torch.float32,
+        count: Callable[[Any], int] = torch.numel,
+        data_parallel_group: ProcessGroup | None = None,
+        fingerprint: Mapping[str, str] | None = None,
+    ) -> None:
+        self.transport: Transport = LocalTransport(plan.pp) if transport is None else transport
+        if self.transport.pp != plan.pp:
+            raise PipelineError(
+                with_hint(
+                    f"the plan has pp={plan.pp}, but the transport has {self.transport.pp} ranks",
+                    "plan for as many ranks as the process group has",
+                )
+            )
+        self.plan = plan
+        self.chunks = place_chunks(plan, self.transport.local_ranks, chunks)
+        self.loss_fn = loss_fn
+        self.boundary = Boundary(boundary_shape, boundary_dtype)
+        self.count = count
+        self.data_parallel_group = data_parallel_group
+        self.fingerprint = fingerprint
+
+    def parameters(self) -> Iterable[nn.Parameter]:
+        """Parameters of this process's chunks, each once, for an optimizer."""
+        return nn.ModuleList(
+            [chunk for rank in sorted(self.chunks) for chunk in self.chunks[rank]]
+        ).parameters()
+
+    def step(
+        self,
+        batch: Any = None,
+        targets: Any = None,
+        *,
+        loss_scale: float | None = None,
+        record: bool = False,
+        on_gradients_ready: Callable[[int, int], None] | None = None,
+    ) -> StepResult:
+        """Run one training step: all forwards and backwards, no optimizer.
+
+        Args:
+            batch: Input of the first stage: a tensor that is cut along its first dimension, or
+                a list of microbatches. Ranks without a first stage pass None.
+            targets: Likewise for the loss; ranks without a last stage pass None.
+            loss_scale: In place of 1 / count.
+            record: Whether to record when each op ran.
+            on_gradients_ready: Called with (rank, chunk) after the chunk's last backward, to start
+                its reduction over data-parallel ranks.
+
+        Returns:
+            The step's loss and each microbatch's.
+
+        Raises:
+            PipelineTimeout: A wait ran past its limit.
+            PeerLost: Another rank ended.
+        """
+        compiled = self._compile(self.plan, forward_only=False)
+        parts, goals = self._parts(compiled, batch, targets)
+        if loss_scale is None:
+            loss_scale = self._scale(goals)
+        options = StepOptions(
+            loss_scale=loss_scale,
+            boundary=self.boundary,
+            record=record,
+            on_gradients_ready=on_gradients_ready,
+        )
+        return self._run(compiled, options, parts, goals)
+
+    def evaluate(
+        self,
+        batch: Any = None,
+        targets: Any = None,
+        *,
+        num_microbatches: int | None = None,
+        keep_outputs: bool = False,
+    ) -> StepResult:
+        """Run forwards only, without gradients; every rank must call it.
+
+        Args:
+            batch: As for `step`.
+            targets: As for `step`. None on the last stage: no loss, for use with keep_outputs.
+            num_microbatches: Evaluation's own number. None: the plan's.
+            keep_outputs: Whether to return the last stage's outputs.
+
+        Returns:
+            Loss and outputs; training's gradients are untouched.
+        """
+        plan = self.plan
+        if num_microbatches is not None and num_microbatches != plan.num_microbatches:
+            plan = pl.plan(plan.schedule, pp=plan.pp, vp=plan.vp, num_microbatches=num_microbatches)
+        compiled = self._compile(plan, forward_only=True)
+        parts, goals = self._parts(compiled, batch, targets, needs_targets=not keep_outputs)
+        options = StepOptions(
+            loss_scale=self._scale(goals), boundary=self.boundary, keep_outputs=keep_outputs
+        )
+        with torch.no_grad():
+            return self._run(compiled, options, parts, goals)
+
+    def _compile(self, plan: Plan, *, forward_only: bool) -> CompiledPlan:
+        return compile_plan(
+            plan,
+            self.transport.local_ranks,
+            backend=self.transport.backend,
+            forward_only=forward_only,
+        )
+
+    def _parts(
+        self, compiled: CompiledPlan, batch: Any, targets: Any, *, needs_targets: bool = True
+    ) -> tuple[list[Any], list[Any] | None]:
+        microbatches = compiled.num_microbatches
+        parts = [None] * microbatches
+        if any(program.hosts_input for program in compiled.programs.values()):
+            if batch is None:
+                raise PipelineError(
+                    with_hint("batch is missing on the rank of the first stage", "pass batch there")
+                )
+            parts = split_batch(batch, microbatches)
+        goals = None
+        if any(program.hosts_loss for program in compiled.programs.values()):
+            if targets is not None:
+                goals = split_batch(targets, microbatches, "targets")
+            elif needs_targets:
+                raise PipelineError(
+                    with_hint(
+                        "targets is missing on the rank of the last stage", "pass targets there"
+                    )
+                )
+        return parts, goals
+
+    def _scale(self, goals: list[Any] | None) -> float:
+        """1 / count of the step. Only ranks of the last stage use it."""
+        if goals is None:
+            return 1.0
+        total = sum(int(self.count(goal)) for goal in goals)
+        if self.data_parallel_group is not None:
+            counts = torch.tensor([total], dtype=torch.int64)
+            counts = counts.to(getattr(self.transport, "device", None))
+            torch.distributed.all_reduce(counts, group=self.data_parallel_group)
+            total = int(counts)
+        return 1.0 / max(total, 1)
+
+    def _run(
+        self,
+        compiled: CompiledPlan,
+        options: StepOptions,
+        parts: list[Any],
+        goals: list[Any] | None,
+    ) -> StepResult:
+        forwards = {
+            rank: self._forward_of(chunks, parts, goals) for rank, chunks in self.chunks.items()
+        }
+        return run_step(
+            compiled,
+            self.transport,
+            forwards,
+            options,
+            loss_scale=options.loss_scale,
+            fingerprint=self.fingerprint,
+        )
+
+    def _forward_of(
+        self, chunks: list[nn.Module], parts: list[Any], goals: list[Any] | None
+    ) -> ForwardFn:
+        loss_fn, count = self.loss_fn, self.count
+
+        def loss_of(target: Any, output: Tensor) -> tuple[Tensor, int]:
+            return loss_fn(output, target), int(count(target))
+
+        def forward(
+            chunk: int, microbatch: int, stage_input: Tensor | None, recompute: bool | None
+        ) -> tuple[Tensor, LossFn | None]:
+            given = parts[microbatch] if stage_input is None else stage_input
+            module = chunks[chunk]
+            if recompute:
+                output = cast("Tensor", checkpoint(module, given, use_reentrant=False))
+            else:
+                output = module(given)
+            if goals is None:
+                return output, None
+            return output, partial(loss_of, goals[microbatch])
+
+        return forward

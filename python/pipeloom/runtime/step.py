@@ -1,0 +1,177 @@
+"""One step over all ranks of this process: what every face of the runtime comes down to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pipeloom.runtime.agreement import versions
+from pipeloom.runtime.errors import PipelineError, with_hint
+from pipeloom.runtime.executor import Event, ForwardFn, RankExecutor, StepOptions
+from pipeloom.runtime.gradients import GradientStash
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from torch import Tensor
+    from torch.distributed import ProcessGroup
+
+    from pipeloom.runtime.program import CompiledPlan
+    from pipeloom.runtime.transport import Transport
+
+__all__ = ["StepResult", "run_step"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What came out of a step. Only a process that hosts the last stage has losses."""
+
+    loss: Tensor | None
+    """Sum over the microbatches, in their order, of loss sum times loss scale; 0-dim."""
+    losses: list[Tensor] = field(default_factory=list)
+    """Each microbatch's loss sum, by microbatch."""
+    num_tokens: list[int] = field(default_factory=list)
+    """Each microbatch's number of tokens."""
+    reports: list[Any] = field(default_factory=list)
+    """What loss functions gave beside, by microbatch."""
+    outputs: list[Tensor] = field(default_factory=list)
+    """The last stage's outputs by microbatch, if they were asked for."""
+    events: list[Event] = field(default_factory=list)
+    """Executed ops of this process's ranks, if recorded."""
+
+    def bubble_ratio(self) -> float:
+        """1 - the busiest recorded rank's work / the time from the first event to the last.
+
+        Meaningful with one rank a process; ranks of one process take turns.
+        """
+        return bubble_ratio(self.events)
+
+
+def bubble_ratio(events: list[Event]) -> float:
+    """1 - the busiest rank's work / makespan, of events on one clock.
+
+    Examples:
+        >>> bubble_ratio([Event(0, 0, "0F0", 0.0, 1.0), Event(1, 0, "1F0", 1.0, 4.0)])
+        0.25
+    """
+    if not events:
+        raise ValueError(with_hint("no events were recorded", "run the step with record=True"))
+    work: dict[int, float] = {}
+    for event in events:
+        work[event.rank] = work.get(event.rank, 0.0) + event.end - event.start
+    span = max(event.end for event in events) - min(event.start for event in events)
+    return 1.0 - max(work.values()) / span if span > 0 else 0.0
+
+
+def run_step(
+    compiled: CompiledPlan,
+    transport: Transport,
+    forwards: Mapping[int, ForwardFn],
+    options: StepOptions,
+    *,
+    loss_scale: float | None,
+    fingerprint: Mapping[str, str] | None = None,
+    parameters: Callable[[], Iterable[torch.nn.Parameter]] = lambda: (),
+    data_parallel_group: ProcessGroup | None = None,
+) -> StepResult:
+    """Run one step of a compiled plan.
+
+    Args:
+        compiled: The programs of this process's ranks.
+        transport: What moves the tensors.
+        forwards: How each rank runs its chunks.
+        options: What all ranks share; its `loss_scale` is replaced by the argument.
+        loss_scale: Seed of every backward, 1 / tokens of the step over all data-parallel ranks.
+            None: tokens are counted while the step runs; the backwards are seeded with 1, and the
+            gradients that this step adds are scaled at its end.
+        fingerprint: What ranks must agree on beside plan, shapes and versions.
+        parameters: The parameters of this process, for scaling at the end.
+        data_parallel_group: Ranks over which tokens are counted.
+
+    Returns:
+        Losses and what else was asked for.
+    """
+    training = not compiled.forward_only
+    if training and not torch.is_grad_enabled():
+        raise PipelineError(
+            with_hint(
+                "a training step needs gradients, but they are disabled here",
+                "leave torch.no_grad(), or evaluate with forward_only=True",
+            )
+        )
+    options.boundary.check_count(compiled.num_microbatches)
+    if transport.backend is not None:  # one process agrees with itself
+        transport.agree(
+            {
+                "plan": compiled.digest,
+                "boundary": options.boundary.describe(
+                    compiled.plan.num_stages, compiled.num_microbatches
+                ),
+                **versions(),
+                **(fingerprint or {}),
+            }
+        )
+    transport.open(compiled.channels)
+    count = training and loss_scale is None
+    executors = [
+        RankExecutor(program, transport, forwards[rank], options, training=training)
+        for rank, program in compiled.programs.items()
+    ]
+    stash = GradientStash(parameters() if count else ())
+    with stash, torch.set_grad_enabled(training):
+        transport.drive(executors)
+        if loss_scale is None:
+            loss_scale = _counted_scale(transport, executors, data_parallel_group)
+        if count:
+            stash.scale(loss_scale)
+    return _collect(executors, loss_scale)
+
+
+def _counted_scale(
+    transport: Transport,
+    executors: list[RankExecutor],
+    group: ProcessGroup | None,
+) -> float:
+    """1 / tokens of the step, counted on the ranks that host a last stage, known to all."""
+    counts = {
+        executor.rank: torch.tensor(
+            [float(sum(map(int, executor.num_tokens.values())))], dtype=torch.float64
+        )
+        for executor in executors
+    }
+    device = getattr(transport, "device", None)
+    counts = {rank: count.to(device) for rank, count in counts.items()}
+    transport.all_reduce(counts)
+    total = next(iter(counts.values()))
+    if group is not None:
+        torch.distributed.all_reduce(total, group=group)
+    return 1.0 / max(float(total), 1.0)
+
+
+def _collect(executors: list[RankExecutor], loss_scale: float) -> StepResult:
+    losses: dict[int, Tensor] = {}
+    num_tokens: dict[int, Any] = {}
+    reports: dict[int, Any] = {}
+    outputs: dict[int, Tensor] = {}
+    events: list[Event] = []
+    for executor in executors:
+        losses |= executor.losses
+        num_tokens |= executor.num_tokens
+        reports |= executor.reports
+        outputs |= executor.outputs
+        events += executor.events
+    order = sorted(losses)
+    total: Tensor | None = None
+    for microbatch in order:
+        scaled = losses[microbatch] * loss_scale
+        total = scaled if total is None else total + scaled
+    return StepResult(
+        loss=None if total is None else total.reshape(()),
+        losses=[losses[microbatch] for microbatch in order],
+        num_tokens=[int(num_tokens[microbatch]) for microbatch in order],
+        reports=[reports[microbatch] for microbatch in sorted(reports)],
+        outputs=[outputs[microbatch] for microbatch in sorted(outputs)],
+        events=events,
+    )

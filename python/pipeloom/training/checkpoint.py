@@ -1,0 +1,389 @@
+"""Checkpoints keyed by the whole model's names, so that any pp, vp and layout can load them.
+
+    run/checkpoints/latest              the name of the newest whole checkpoint
+    run/checkpoints/step-000100/        torch.distributed.checkpoint's files, and
+                    train.json          what is not a tensor: step, data position, arguments
+
+A checkpoint is written to a folder beside its place and renamed when it is whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import warnings
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+
+from pipeloom.training.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from torch.distributed.checkpoint.metadata import Metadata
+
+FORMAT_VERSION = 1
+LATEST = "latest"
+STATE_FILE = "train.json"
+_SHOWN = 4
+
+
+@dataclass(frozen=True, slots=True)
+class TrainState:
+    """What a checkpoint holds besides tensors.
+
+    Attributes:
+        step: Optimizer steps done.
+        consumed_samples: Samples that those steps read: the data position.
+        scheduler: State of the learning-rate scheduler.
+        architecture: `TransformerConfig.architecture()` of the model.
+        arguments: `TrainingArguments.to_dict()` of the run.
+        format_version: Version of the checkpoint format.
+    """
+
+    step: int
+    consumed_samples: int
+    scheduler: dict[str, Any]
+    architecture: dict[str, Any]
+    arguments: dict[str, Any]
+    format_version: int = FORMAT_VERSION
+
+
+def checkpoint_tensors(
+    chunks: Iterable[nn.Module], optimizer: torch.optim.Optimizer | None = None
+) -> tuple[dict[str, Tensor], list[tuple[str, Tensor]]]:
+    """The tensors to store by key, and the copies of them (of a tied weight) by the same key.
+
+    Args:
+        chunks: All chunks of this process.
+        optimizer: Its state goes with the weights.
+    """
+    tensors: dict[str, Tensor] = {}
+    copies: list[tuple[str, Tensor]] = []
+
+    def add(key: str, tensor: Tensor) -> None:
+        if key in tensors:
+            copies.append((key, tensor))
+        else:
+            tensors[key] = tensor
+
+    for chunk in chunks:
+        for name, tensor in chunk.state_dict().items():
+            add(f"model.{name}", tensor)
+        for name, parameter in chunk.named_parameters():
+            state = {} if optimizer is None else optimizer.state.get(parameter, {})
+            for kind, tensor in state.items():
+                add(f"optimizer.{kind}.{name}", tensor)
+    return tensors, copies
+
+
+def _random_key(process: int) -> str:
+    return f"random.process_{process}"
+
+
+class Processes:
+    """The processes that write one checkpoint together: one alone, or those of a gloo group."""
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        """Takes the group; None is this process alone."""
+        self.group = group
+        self.index = 0 if group is None else dist.get_rank(group)
+        self.count = 1 if group is None else dist.get_world_size(group)
+
+    def gather(self, value: Any) -> list[Any]:
+        """Everyone's value, on everyone."""
+        if self.group is None:
+            return [value]
+        values: list[Any] = [None] * self.count
+        dist.all_gather_object(values, value, group=self.group)
+        return values
+
+    def on_first(self, action: Callable[[], Any]) -> Any:
+        """Runs `action` on the first process; its result, or its error, is everyone's."""
+        result: tuple[Any, Exception | None] = (None, None)
+        if self.index == 0:
+            try:
+                result = (action(), None)
+            except Exception as error:
+                result = (None, error)  # raised below, everywhere
+        value, fault = self.gather(result)[0]
+        if fault is not None:
+            raise fault
+        return value
+
+
+@contextmanager
+def _no_warning_of_one_process() -> Iterator[None]:
+    # torch warns whenever one process saves by itself, which is what the caller asked for.
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield
+
+
+def save_checkpoint(
+    folder: Path,
+    *,
+    chunks: Iterable[nn.Module],
+    optimizer: torch.optim.Optimizer,
+    state: TrainState,
+    processes: Processes,
+) -> Path:
+    """Writes `folder/step-NNNNNN` and then points `latest` to it; all processes call it.
+
+    An interruption at any moment leaves `latest` at a whole checkpoint.
+
+    Returns:
+        The folder of the checkpoint.
+    """
+    name = f"step-{state.step:06d}"
+    final, partial = folder / name, folder / f".{name}.partial"
+
+    def prepare() -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+
+    def publish() -> None:
+        text = json.dumps(dataclasses.asdict(state), indent=1, sort_keys=True)
+        (partial / STATE_FILE).write_text(text + "\n")
+        before = folder / f".{name}.before"
+        if final.exists():  # the same step of the same run, reached again after a resume
+            final.rename(before)
+        partial.rename(final)
+        shutil.rmtree(before, ignore_errors=True)
+        pointer = folder / f".{LATEST}.partial"
+        pointer.write_text(name + "\n")
+        pointer.replace(folder / LATEST)
+
+    processes.on_first(prepare)
+    try:
+        tensors, _ = checkpoint_tensors(chunks, optimizer)
+        tensors[_random_key(processes.index)] = torch.get_rng_state()
+        with _no_warning_of_one_process():
+            state_dict_saver.save(
+                tensors,
+                storage_writer=FileSystemWriter(partial, single_file_per_rank=True),
+                process_group=processes.group,
+                no_dist=processes.group is None,
+            )
+        processes.on_first(publish)
+    except BaseException:
+        if processes.index == 0:
+            shutil.rmtree(partial, ignore_errors=True)
+        raise
+    return final
+
+
+def resolve_checkpoint(path: str | Path) -> Path:
+    """The checkpoint that `path` means: itself, or the latest of a run's or checkpoints' folder.
+
+    Raises:
+        CheckpointError: There is none.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        raise CheckpointError(f"{path}: no such checkpoint folder", "name a run's folder")
+    if (path / STATE_FILE).exists() or (path / ".metadata").exists():
+        return path
+    for folder in (path, path / "checkpoints"):
+        pointer = folder / LATEST
+        if pointer.exists():
+            found = folder / pointer.read_text().strip()
+            if not found.is_dir():
+                raise CheckpointError(
+                    f"{pointer} names {found.name}, which is missing",
+                    f"name one of the other checkpoints in {folder}",
+                )
+            return found
+    raise CheckpointError(
+        f"{path} holds no whole checkpoint",
+        "a run writes its first one after --save-interval steps; name the run's folder",
+    )
+
+
+def read_state(path: Path) -> TrainState:
+    """What a checkpoint holds besides tensors.
+
+    Raises:
+        CheckpointError: The file is missing, damaged or of a newer version.
+    """
+    file = path / STATE_FILE
+    try:
+        values = json.loads(file.read_text())
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"{path} is incomplete: {STATE_FILE} is missing", "use another checkpoint"
+        ) from error
+    except ValueError as error:
+        raise CheckpointError(f"{file} is damaged: {error}", "use another checkpoint") from error
+    version = values.get("format_version") if isinstance(values, dict) else None
+    if version != FORMAT_VERSION:
+        raise CheckpointError(
+            f"{file} has format version {version}, this pipeloom reads {FORMAT_VERSION}",
+            "load it with the version of pipeloom that wrote it",
+        )
+    try:
+        return TrainState(**values)
+    except TypeError as error:
+        raise CheckpointError(f"{file} is damaged: {error}", "use another checkpoint") from error
+
+
+def read_metadata(path: Path) -> Metadata:
+    """Names and shapes of the stored tensors.
+
+    Raises:
+        CheckpointError: They cannot be read.
+    """
+    try:
+        return FileSystemReader(path).read_metadata()
+    except Exception as error:
+        raise CheckpointError(
+            f"{path} is incomplete: its .metadata cannot be read ({error})",
+            "use another checkpoint",
+        ) from error
+
+
+def require_same_architecture(stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Refuses a checkpoint of another model.
+
+    Raises:
+        CheckpointError: Naming each field that differs.
+    """
+    different = [
+        f"{name}: stored {stored.get(name)!r}, this model {given.get(name)!r}"
+        for name in sorted(stored.keys() | given.keys())
+        if stored.get(name) != given.get(name)
+    ]
+    if different:
+        raise CheckpointError(
+            f"the checkpoint is of another model: {'; '.join(different)}",
+            "build the model with the stored values, or start a new run",
+        )
+
+
+def _some(names: Iterable[str]) -> str:
+    listed = sorted(names)
+    more = f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else ""
+    return ", ".join(listed[:_SHOWN]) + more
+
+
+def _require_same_tensors(
+    path: Path, tensors: Mapping[str, Tensor], metadata: Metadata, processes: Processes, kind: str
+) -> None:
+    stored = {
+        key: tuple(entry.size)
+        for key, entry in metadata.state_dict_metadata.items()
+        if key.startswith(kind) and hasattr(entry, "size")
+    }
+    wanted: dict[str, tuple[int, ...]] = {}
+    for part in processes.gather({key: tuple(value.shape) for key, value in tensors.items()}):
+        wanted |= {key: shape for key, shape in part.items() if key.startswith(kind)}
+    faults = []
+    if missing := wanted.keys() - stored.keys():
+        faults.append(f"missing: {_some(missing)}")
+    if unexpected := stored.keys() - wanted.keys():
+        faults.append(f"unexpected: {_some(unexpected)}")
+    faults += [
+        f"shape of {key}: stored {list(stored[key])}, this model {list(wanted[key])}"
+        for key in sorted(wanted.keys() & stored.keys())
+        if wanted[key] != stored[key]
+    ][:_SHOWN]
+    if faults:
+        raise CheckpointError(
+            f"{path} does not fit this model: {'; '.join(faults)}",
+            "load it with the model that wrote it, or start a new run",
+        )
+
+
+def load_checkpoint(
+    path: Path,
+    *,
+    chunks: Iterable[nn.Module],
+    optimizer: torch.optim.Optimizer | None,
+    processes: Processes,
+) -> None:
+    """Fills weights, optimizer state and random state from the checkpoint at `path`.
+
+    All processes call it. Every name must be there with its shape, and none be left over.
+
+    Args:
+        path: Folder of one checkpoint (see `resolve_checkpoint`).
+        chunks: All chunks of this process, under any pp, vp and layout.
+        optimizer: Its state is filled too; None loads weights only.
+        processes: Who loads together.
+
+    Raises:
+        CheckpointError: Names are missing or unexpected, shapes differ, or files are damaged.
+    """
+    tensors, copies = checkpoint_tensors(chunks, optimizer)
+    metadata = read_metadata(path)
+    for kind in ("model.",) if optimizer is None else ("model.", "optimizer."):
+        _require_same_tensors(path, tensors, metadata, processes, kind)
+    wanted = dict(tensors)
+    random_key = _random_key(processes.index)
+    if optimizer is not None and random_key in metadata.state_dict_metadata:
+        wanted[random_key] = torch.get_rng_state()
+    try:
+        with _no_warning_of_one_process():
+            state_dict_loader.load(
+                wanted,
+                storage_reader=FileSystemReader(path),
+                process_group=processes.group,
+                no_dist=processes.group is None,
+            )
+    except CheckpointException as error:  # which is no Exception, and holds each process's
+        reasons = [f"{type(cause).__name__}: {cause}" for cause, _ in error.failures.values()]
+        raise CheckpointError(
+            f"{path} cannot be read: {'; '.join(reasons)}",
+            "a file of it is missing or damaged; use another checkpoint",
+        ) from error
+    with torch.no_grad():
+        for key, copy in copies:
+            copy.copy_(tensors[key])
+    if random_key in wanted:
+        torch.set_rng_state(wanted[random_key])
+
+
+def claim_run_folder(out: str | None, *, resumed_from: Path | None) -> Path:
+    """The folder that a run writes to, made if need be; never one that holds another run.
+
+    Args:
+        out: The folder asked for; None takes that of the resumed run, else the next free
+            `runs/train-N`.
+        resumed_from: The checkpoint that the run goes on from.
+
+    Raises:
+        CheckpointError: The folder holds something that is not this run's.
+    """
+    if out is None and resumed_from is not None and resumed_from.parent.name == "checkpoints":
+        return resumed_from.parent.parent
+    if out is None:
+        number = 1
+        while True:
+            folder = Path("runs", f"train-{number}")
+            try:
+                os.makedirs(folder)  # noqa: PTH103 - fails if it exists, with its parents made
+            except FileExistsError:
+                number += 1
+            else:
+                return folder
+    folder = Path(out)
+    own = resumed_from is not None and resumed_from.resolve().is_relative_to(folder.resolve())
+    if not own and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise CheckpointError(
+            f"--out {folder} is not an empty folder",
+            f"give another folder, or go on with the run in it: --resume {folder}",
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

@@ -1,0 +1,81 @@
+"""`pipeloom train`: options in, a run, and where to find what it left."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from pipeloom import ConfigError
+from pipeloom.training.arguments import arguments_from
+
+if TYPE_CHECKING:
+    import argparse
+
+    from pipeloom.training.pretrain import TrainingResult
+
+INTERRUPTED = 130
+
+
+def require_torch() -> None:
+    """One clear error where torch is not installed.
+
+    Raises:
+        ConfigError: With the line that installs it.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise ConfigError(
+            "training and generating need PyTorch, which is not installed\n"
+            "hint: pip install 'pipeloom[train]'"
+        )
+
+
+def run_train(namespace: argparse.Namespace) -> int:
+    """Runs `pipeloom train`; returns the exit status."""
+    require_torch()
+    from functools import partial
+
+    from pipeloom.model import gpt_builder, model_provider
+    from pipeloom.training.data import train_valid_test_datasets_provider
+    from pipeloom.training.pretrain import pretrain
+
+    args = arguments_from(namespace)
+    try:
+        result = pretrain(
+            train_valid_test_datasets_provider, partial(model_provider, gpt_builder), args=args
+        )
+    except KeyboardInterrupt as interrupt:
+        _say_interrupted(interrupt)
+        return INTERRUPTED
+    if result.is_first:
+        _print_result(result, as_json=getattr(namespace, "json", False))
+    return 0
+
+
+def _say_interrupted(interrupt: KeyboardInterrupt) -> None:
+    kept = interrupt.args[0] if interrupt.args else "nothing was trained yet"
+    if os.environ.get("RANK", "0") == "0":
+        print(f"\ninterrupted: {kept}", file=sys.stderr, flush=True)
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        # torch's threads may wait for peers that are gone.
+        os._exit(INTERRUPTED)
+
+
+def _print_result(result: TrainingResult, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(result.to_dict()))
+        return
+    unit = "byte" if result.is_bytes else "token"
+    print(f"held-out loss  {result.valid_loss:.4f} nats a {unit}")
+    print(f"checkpoint     {result.checkpoint}")
+    print(f"losses         {result.folder / 'loss.jsonl'}")
+    if result.loss_curve:
+        print(f"loss curve     {', '.join(map(str, result.loss_curve))}")
+    else:
+        print("loss curve     not drawn: pip install 'pipeloom[plot]'")
+    if result.plan_picture is not None:
+        print(f"plan           {result.plan_picture}")
+    print(f"trace          {result.trace}  (open in ui.perfetto.dev)")
+    print(f"sample text    pipeloom generate --checkpoint {result.folder}")

@@ -1,0 +1,147 @@
+"""`pretrain`: a run from its arguments to what it leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from pipeloom.training import artifacts, checkpoint
+from pipeloom.training.log import RunLog, StepRecord, read_losses
+from pipeloom.training.session import open_session
+from pipeloom.training.setup import parameters_of
+from pipeloom.training.trainer import ForwardStepFunc, Trainer, forward_step
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pipeloom.model.builders import ModelProvider
+    from pipeloom.training.arguments import TrainingArguments
+    from pipeloom.training.data import TokenDataset
+
+__all__ = ["TrainingResult", "forward_step", "pretrain"]
+
+DatasetsProvider = Callable[
+    ["TrainingArguments"], "tuple[TokenDataset, TokenDataset, TokenDataset | None]"
+]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingResult:
+    """What a run ended with; paths are None or empty where nothing was written."""
+
+    folder: Path
+    checkpoint: Path
+    losses: list[StepRecord]
+    valid_loss: float
+    is_bytes: bool
+    is_first: bool
+    loss_curve: list[Path]
+    plan_picture: Path | None
+    trace: Path | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result as JSON can hold it."""
+        return {
+            "folder": str(self.folder),
+            "checkpoint": str(self.checkpoint),
+            "valid_loss": self.valid_loss,
+            "losses": [asdict(record) for record in self.losses],
+            "loss_curve": [str(path) for path in self.loss_curve],
+            "plan_picture": None if self.plan_picture is None else str(self.plan_picture),
+            "trace": None if self.trace is None else str(self.trace),
+        }
+
+
+def pretrain(
+    train_valid_test_datasets_provider: DatasetsProvider,
+    model_provider: ModelProvider,
+    forward_step_func: ForwardStepFunc = forward_step,
+    *,
+    args: TrainingArguments,
+) -> TrainingResult:
+    """Trains a model through the pipeline that `args` describe.
+
+    Args:
+        train_valid_test_datasets_provider: Gives training, held-out and test data for `args`.
+        model_provider: For example `partial(model_provider, gpt_builder)`.
+        forward_step_func: Runs one chunk on one microbatch.
+        args: The run.
+
+    Returns:
+        Losses, and the paths of checkpoint, curve, picture and trace.
+
+    Raises:
+        PlanError: Arguments, data or checkpoint are wrong; the message says which and how.
+        DivergedError: The loss is no longer finite.
+        KeyboardInterrupt: Its argument says what was kept.
+    """
+    with open_session(args) as session:
+        source = None if args.resume is None else checkpoint.resolve_checkpoint(args.resume)
+        # All processes read the text: every one needs tokens or the count of them.
+        train_data, valid_data, _ = train_valid_test_datasets_provider(args)
+        trainer = Trainer(
+            args,
+            session,
+            model_provider,
+            forward_step_func,
+            train_data=train_data,
+            valid_data=valid_data,
+        )
+        if source is not None:
+            trainer.resume(source)
+        folder = session.processes.on_first(
+            lambda: checkpoint.claim_run_folder(args.out, resumed_from=source)
+        )
+        try:
+            return _train(trainer, folder)
+        except KeyboardInterrupt:
+            kept = trainer.last_checkpoint
+            raise KeyboardInterrupt(
+                f"stopped after step {trainer.step}; last checkpoint: {kept or 'none yet'}"
+            ) from None
+
+
+def _train(trainer: Trainer, folder: Path) -> TrainingResult:
+    args, session = trainer.args, trainer.session
+    checkpoints = folder / "checkpoints"
+    log = RunLog(
+        folder if session.is_first else None,
+        first_step=trainer.step,
+        steps=args.steps,
+        log_interval=args.log_interval,
+    )
+    with log:
+        log.say(_describe(trainer))
+        while trainer.step < args.steps:
+            record = trainer.train_step()
+            log.record(record)
+            last = trainer.step == args.steps
+            if args.eval_interval and trainer.step % args.eval_interval == 0 and not last:
+                log.record(StepRecord(trainer.step, valid_loss=trainer.evaluate()))
+            if args.save_interval and trainer.step % args.save_interval == 0 and not last:
+                trainer.save(checkpoints)
+        valid_loss = trainer.evaluate()
+        log.record(StepRecord(trainer.step, valid_loss=valid_loss))
+        saved = trainer.save(checkpoints)
+    records = read_losses(folder) if session.is_first else []
+    events = [event for part in session.processes.gather(trainer.events) for event in part]
+    curve: list[Path] = []
+    picture = trace = None
+    unit = "byte" if args.is_bytes else "token"
+    if session.is_first:
+        curve = artifacts.draw_loss_curve(records, folder, unit=unit)
+        picture = artifacts.draw_plan(trainer.plan, folder / "plan.svg")
+        if events:
+            trace = artifacts.write_trace(events, trainer.plan, folder / "trace.json")
+    return TrainingResult(
+        folder, saved, records, valid_loss, args.is_bytes, session.is_first, curve, picture, trace
+    )
+
+
+def _describe(trainer: Trainer) -> str:
+    args = trainer.args
+    count = sum(value.numel() for value in parameters_of(trainer.chunks))
+    where = f"pp={args.pp}, vp={args.vp}, {args.schedule}, {args.num_microbatches} microbatches"
+    held = "" if trainer.session.processes.count == 1 else " in this process"
+    return f"{args.data_source}\n{count:,} parameters{held}; {where}"

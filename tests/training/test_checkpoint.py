@@ -1,0 +1,192 @@
+"""Checkpoints: whole or refused, and never of another model in silence."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from pipeloom.model import GPTModel, TransformerConfig
+from pipeloom.training import checkpoint
+from pipeloom.training.arguments import TrainingArguments
+from pipeloom.training.checkpoint import (
+    Processes,
+    TrainState,
+    claim_run_folder,
+    load_checkpoint,
+    read_state,
+    resolve_checkpoint,
+    save_checkpoint,
+)
+from pipeloom.training.errors import CheckpointError
+from pipeloom.training.setup import make_optimizer
+
+
+def gpt(**fields):
+    small = {"num_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "vocab_size": 11}
+    return GPTModel(TransformerConfig(**{**small, **fields}))
+
+
+def optimizer_of(model):
+    return make_optimizer(TrainingArguments(steps=1), [model])
+
+
+def save(folder, model, *, step=1, optimizer=None):
+    return save_checkpoint(
+        folder,
+        chunks=[model],
+        optimizer=optimizer or optimizer_of(model),
+        state=TrainState(step, 7, {}, model.config.architecture(), {}),
+        processes=Processes(),
+    )
+
+
+def load(path, model, optimizer=None):
+    load_checkpoint(path, chunks=[model], optimizer=optimizer, processes=Processes())
+
+
+def read_and_load(folder):
+    path = resolve_checkpoint(folder)
+    read_state(path)
+    load(path, gpt())
+
+
+def test_weights_and_optimizer_come_back_bitwise(tmp_path):
+    model = gpt()
+    optimizer = optimizer_of(model)
+    model(torch.zeros(1, 4, dtype=torch.long)).sum().backward()
+    optimizer.step()
+    path = save(tmp_path, model, optimizer=optimizer)
+    other = gpt(seed=99)
+    restored = optimizer_of(other)
+    load(path, other, restored)
+    for (name, value), twin in zip(model.named_parameters(), other.parameters(), strict=True):
+        assert torch.equal(value, twin), name
+        for kind in ("step", "exp_avg", "exp_avg_sq"):
+            assert torch.equal(optimizer.state[value][kind], restored.state[twin][kind])
+            assert optimizer.state[value][kind].count_nonzero() or kind != "step"
+    assert read_state(path).consumed_samples == 7
+
+
+def test_the_random_state_comes_back(tmp_path):
+    model = gpt()
+    path = save(tmp_path, model)
+    expected = torch.rand(3)
+    torch.rand(5)
+    load(path, model, optimizer_of(model))
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_latest_names_the_newest(tmp_path):
+    model = gpt()
+    for step in (1, 2, 10):
+        save(tmp_path / "checkpoints", model, step=step)
+    expected = tmp_path / "checkpoints" / "step-000010"
+    assert resolve_checkpoint(tmp_path) == expected
+    assert resolve_checkpoint(tmp_path / "checkpoints") == expected
+    assert resolve_checkpoint(expected.with_name("step-000002")).name == "step-000002"
+
+
+def test_a_failed_save_leaves_the_last_one(tmp_path, monkeypatch):
+    model = gpt()
+    save(tmp_path, model)
+
+    def full_disk(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint.state_dict_saver, "save", full_disk)
+    with pytest.raises(OSError, match="No space"):
+        save(tmp_path, model, step=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-000001"]
+    load(resolve_checkpoint(tmp_path), model)
+
+
+def test_a_step_that_is_reached_again_is_replaced(tmp_path):
+    save(tmp_path, gpt(seed=1))
+    path = save(tmp_path, gpt(seed=2))
+    model = gpt(seed=3)
+    load(path, model)
+    assert torch.equal(model.output_layer.weight, gpt(seed=2).output_layer.weight)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["latest", "step-000001"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"num_layers": 3}, r"missing: model\.decoder\.layers\.2\..* and 2 more"),
+        ({"num_layers": 1}, r"unexpected: model\.decoder\.layers\.1\..* and 2 more"),
+        (
+            {"vocab_size": 12},
+            r"shape of model\.embedding\.word_embeddings\.weight: "
+            r"stored \[11, 8\], this model \[12, 8\]",
+        ),
+        (
+            {"untie_embeddings_and_output_weights": False},
+            r"unexpected: model\.output_layer\.weight",
+        ),
+    ],
+)
+def test_a_model_that_does_not_fit_is_told_what_differs(tmp_path, fields, named):
+    path = save(tmp_path, gpt())
+    model = gpt(**fields)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(CheckpointError, match=named):
+        load(path, model)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("lost", [".metadata", "train.json", "__0_0.distcp"])
+def test_a_checkpoint_with_a_file_lost_is_refused(tmp_path, lost):
+    path = save(tmp_path, gpt())
+    (path / lost).unlink()
+    with pytest.raises(CheckpointError, match=r"is incomplete|cannot be read") as caught:
+        read_and_load(tmp_path)
+    assert "\nhint: " in str(caught.value)
+
+
+def test_a_tensor_file_cut_short_is_refused(tmp_path):
+    path = save(tmp_path, gpt())
+    file = path / "__0_0.distcp"
+    file.write_bytes(file.read_bytes()[:1000])
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        load(path, gpt())
+
+
+def test_a_newer_format_is_refused(tmp_path):
+    path = save(tmp_path, gpt())
+    state = json.loads((path / "train.json").read_text())
+    (path / "train.json").write_text(json.dumps({**state, "format_version": 2}))
+    with pytest.raises(CheckpointError, match="format version 2, this pipeloom reads 1"):
+        read_state(path)
+    (path / "train.json").write_text("{")
+    with pytest.raises(CheckpointError, match="is damaged"):
+        read_state(path)
+
+
+def test_a_folder_without_a_checkpoint_is_named(tmp_path):
+    with pytest.raises(CheckpointError, match="no such checkpoint folder"):
+        resolve_checkpoint(tmp_path / "nowhere")
+    with pytest.raises(CheckpointError, match="holds no whole checkpoint"):
+        resolve_checkpoint(tmp_path)
+    path = save(tmp_path, gpt())
+    shutil.rmtree(path)
+    with pytest.raises(CheckpointError, match="names step-000001, which is missing"):
+        resolve_checkpoint(tmp_path)
+
+
+def test_run_folders_are_new_or_the_runs_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert [claim_run_folder(None, resumed_from=None).name for _ in range(2)] == [
+        "train-1",
+        "train-2",
+    ]
+    own = tmp_path / "own"
+    source = own / "checkpoints" / "step-000001"
+    source.mkdir(parents=True)
+    assert claim_run_folder(None, resumed_from=source) == own
+    assert claim_run_folder(str(own), resumed_from=source) == own
+    with pytest.raises(CheckpointError, match="not an empty folder"):
+        claim_run_folder(str(own), resumed_from=None)
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match="not an empty folder"):
+        claim_run_folder("file", resumed_from=None)

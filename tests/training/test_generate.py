@@ -1,0 +1,153 @@
+"""`pipeloom train` and `pipeloom generate`, from the options to the text."""
+
+import argparse
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+import pipeloom as pl
+from pipeloom.training import command
+from pipeloom.training.arguments import add_train_arguments
+from pipeloom.training.checkpoint import resolve_checkpoint
+from pipeloom.training.command import run_train
+from pipeloom.training.errors import CheckpointError
+from pipeloom.training.generate import (
+    Sampling,
+    add_generate_arguments,
+    load_model,
+    run_generate,
+    sample_tokens,
+)
+
+SMALL = (
+    *("--num-layers", "4", "--hidden-size", "32", "--num-attention-heads", "2"),
+    *("--seq-length", "32", "--micro-batch-size", "4", "--num-microbatches", "4"),
+    *("--eval-microbatches", "2"),
+)
+
+
+def parse(add, *words, **extra):
+    parser = argparse.ArgumentParser()
+    add(parser)
+    return argparse.Namespace(**vars(parser.parse_args(words)), **extra)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run on text of one repeated line, long enough to know it."""
+    folder = tmp_path_factory.mktemp("run")
+    text = folder / "text.txt"
+    text.write_text("abcdefgh\n" * 2000)
+    words = (*SMALL, "--data", str(text), "--out", str(folder / "run"))
+    namespace = parse(add_train_arguments, *words, "--steps", "60", "--lr", "0.01")
+    torch.manual_seed(0)
+    assert run_train(namespace) == 0
+    return folder / "run"
+
+
+def test_the_model_says_what_it_was_trained_on(trained, capsys):
+    words = ("--checkpoint", str(trained), "--prompt", "abc", "--temperature", "0")
+    assert run_generate(parse(add_generate_arguments, *words, "--max-new-tokens", "60")) == 0
+    # Longer than the context, so that it slides.
+    assert capsys.readouterr().out.startswith(("abcdefgh\n" * 9)[:63])
+
+
+def test_json_has_tokens_and_text(trained, capsys):
+    words = ("--checkpoint", str(trained), "--max-new-tokens", "9")
+    run_generate(parse(add_generate_arguments, *words, json=True))
+    result = json.loads(capsys.readouterr().out)
+    assert len(result["tokens"]) == 9
+    assert result["text"].encode() == bytes(result["tokens"])
+
+
+def test_a_seed_gives_the_same_text_and_another_seed_another(trained):
+    model = load_model(trained).model
+
+    def draw(**how):
+        sampling = Sampling(max_new_tokens=40, temperature=3.0, top_k=0, **how)
+        return list(sample_tokens(model, [97], context=32, sampling=sampling))
+
+    assert draw(seed=1) == draw(seed=1)
+    assert draw(seed=1) != draw(seed=2)
+
+
+def test_top_k_leaves_the_likeliest(trained):
+    model = load_model(trained).model
+    greedy = Sampling(max_new_tokens=20, temperature=0.0)
+    one = Sampling(max_new_tokens=20, temperature=5.0, top_k=1)
+    texts = [list(sample_tokens(model, [97], context=32, sampling=how)) for how in (greedy, one)]
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"max_new_tokens": 0}, "max_new_tokens=0 is below 1"),
+        ({"temperature": -1.0}, r"temperature=-1\.0 is below 0"),
+        ({"top_k": -1}, "top_k=-1"),
+    ],
+)
+def test_bad_sampling_is_named(fields, named):
+    with pytest.raises(pl.ConfigError, match=named):
+        Sampling(**fields)
+
+
+def test_a_checkpoint_that_is_not_there_is_named(tmp_path):
+    words = ("--checkpoint", str(tmp_path / "none"))
+    with pytest.raises(CheckpointError, match="no such checkpoint folder"):
+        run_generate(parse(add_generate_arguments, *words))
+
+
+def test_the_end_of_a_run_says_where_everything_is(text, tmp_path, capsys):
+    words = (*SMALL, "--data", str(text), "--steps", "2", "--out", str(tmp_path / "run"))
+    assert run_train(parse(add_train_arguments, *words)) == 0
+    out, progress = capsys.readouterr()
+    for name in ("step-000002", "loss.jsonl", "loss.png", "loss.svg", "plan.svg", "trace.json"):
+        assert name in out
+    assert "held-out loss" in out
+    assert "step 2/2  loss" in progress
+    assert "bubble" in progress
+
+
+def test_without_torch_the_error_has_the_line_that_installs_it(monkeypatch):
+    monkeypatch.setattr(command.importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(pl.ConfigError, match="pip install 'pipeloom"):
+        run_train(argparse.Namespace())
+
+
+SCRIPT = """
+import argparse, sys
+from pipeloom.training.arguments import add_train_arguments
+from pipeloom.training.command import run_train
+parser = argparse.ArgumentParser()
+add_train_arguments(parser)
+sys.exit(run_train(parser.parse_args()))
+"""
+
+
+def test_ctrl_c_ends_a_run_at_once_and_keeps_the_last_checkpoint(text, tmp_path):
+    out = tmp_path / "run"
+    words = (*SMALL, "--data", str(text), "--steps", "100000", "--save-interval", "5")
+    command_line = [sys.executable, "-c", SCRIPT, *words, "--out", str(out)]
+    with subprocess.Popen(command_line, stderr=subprocess.PIPE, text=True) as run:
+        try:
+            deadline = time.monotonic() + 90
+            while not (out / "checkpoints" / "latest").exists():
+                assert time.monotonic() < deadline
+                assert run.poll() is None, run.stderr.read()
+                time.sleep(0.05)
+            run.send_signal(signal.SIGINT)
+            _, said = run.communicate(timeout=20)
+        finally:
+            run.kill()
+    assert run.returncode == 130
+    assert "interrupted: stopped after step" in said
+    kept = resolve_checkpoint(out)
+    assert kept.name in said
+    assert not [path for path in kept.parent.iterdir() if path.name.endswith(".partial")]
+    load_model(kept)

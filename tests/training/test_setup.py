@@ -1,0 +1,208 @@
+"""Arguments, optimizer, schedule, log and measures of a run."""
+
+import argparse
+import io
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import pipeloom as pl
+from pipeloom.model import GPTModel, TransformerConfig
+from pipeloom.training.arguments import TrainingArguments, add_train_arguments, arguments_from
+from pipeloom.training.log import RunLog, StepRecord, read_losses
+from pipeloom.training.measure import busiest, side_by_side
+from pipeloom.training.setup import OptimizerParamScheduler, make_optimizer, parameters_of
+
+
+def parse(*words):
+    parser = argparse.ArgumentParser()
+    add_train_arguments(parser)
+    return arguments_from(parser.parse_args(words))
+
+
+def test_every_option_reaches_its_field():
+    args = parse(
+        *("--num-layers", "6", "--lr", "0.01", "--tie-embeddings", "--data", "a", "b"),
+        *("--schedule", "1f1b", "--pp", "3", "--layout", "Ett|tt|ttL", "--out", "x"),
+    )
+    assert (args.num_layers, args.lr, args.tie_embeddings) == (6, 0.01, True)
+    assert args.data == ("a", "b")
+    assert [args.layout.layers(rank, 0) for rank in range(3)] == [[1, 2], [3, 4], [5, 6]]
+    assert args.out == "x"
+
+
+def test_the_default_is_8_layers_on_pp_2_vp_2():
+    args = parse()
+    assert (args.num_layers, args.pp, args.vp, args.schedule) == (8, 2, 2, "interleaved_1f1b")
+    assert [args.layout.layers(r, c) for r in (0, 1) for c in (0, 1)] == [
+        [1, 2],
+        [5, 6],
+        [3, 4],
+        [7, 8],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"steps": 0}, "steps=0 is not at least 1"),
+        ({"lr": 0.0}, r"lr=0\.0 is not above 0"),
+        ({"min_lr": 1.0}, r"min_lr=1\.0 is not between 0 and lr=0\.004"),
+        ({"adam_beta2": 1.0}, r"adam_beta2=1\.0"),
+        ({"clip_grad": -1.0}, r"clip_grad=-1\.0 is not at least 0"),
+        ({"activation": "relu"}, "activation='relu' is not one of gelu, swiglu"),
+        ({"device": "tpu"}, "device='tpu'"),
+        ({"schedule": "2f2b"}, "2f2b"),
+        ({"schedule": "1f1b", "vp": 2}, "vp"),
+    ],
+)
+def test_a_bad_argument_is_named(fields, named):
+    with pytest.raises(pl.ConfigError, match=named) as caught:
+        TrainingArguments(**fields)
+    assert "hint: " in str(caught.value)
+
+
+def test_a_layout_that_loses_layers_is_refused():
+    with pytest.raises(pl.LayoutError):
+        _ = TrainingArguments(pp=2, schedule="1f1b", layout_text="Ett|ttL").layout
+
+
+def test_a_resumed_run_keeps_its_arguments(tmp_path):
+    path = tmp_path / "checkpoints" / "step-000003"
+    path.mkdir(parents=True)
+    stored = TrainingArguments(hidden_size=64, steps=3, lr=0.02, out="old", vp=4)
+    state = {
+        "step": 3,
+        "consumed_samples": 96,
+        "scheduler": {},
+        "architecture": {},
+        "arguments": stored.to_dict(),
+        "format_version": 1,
+    }
+    (path / "train.json").write_text(json.dumps(state))
+    (path.parent / "latest").write_text("step-000003\n")
+    args = parse("--resume", str(tmp_path), "--steps", "9")
+    assert (args.hidden_size, args.lr, args.vp, args.steps) == (64, 0.02, 4, 9)
+    assert args.lr_decay_steps == 3
+    assert args.out is None
+    moved = parse("--resume", str(tmp_path), "--pp", "4", "--schedule", "1f1b")
+    assert (moved.pp, moved.vp, moved.schedule) == (4, 1, "1f1b")
+    with pytest.raises(pl.ConfigError, match=r"lr=0\.1 differs from the resumed run's 0\.02"):
+        parse("--resume", str(tmp_path), "--lr", "0.1")
+
+
+def test_the_rate_rises_in_a_line_and_falls_in_a_cosine():
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.0)
+    schedule = OptimizerParamScheduler(
+        optimizer, lr=1.0, min_lr=0.1, warmup_steps=4, decay_steps=12
+    )
+    rates = []
+    for _ in range(16):
+        rates.append(optimizer.param_groups[0]["lr"])
+        schedule.step()
+    assert rates[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
+    assert rates[8] == pytest.approx(0.55)
+    assert rates[4:13] == sorted(rates[4:13], reverse=True)
+    assert rates[12:] == [0.1] * 4
+    other = OptimizerParamScheduler(optimizer, lr=9.0, min_lr=9.0, warmup_steps=0, decay_steps=0)
+    other.load_state_dict({**schedule.state_dict(), "num_steps": 8})
+    assert optimizer.param_groups[0]["lr"] == rates[8]
+
+
+def test_matrices_decay_and_vectors_do_not():
+    model = GPTModel(
+        TransformerConfig(num_layers=2, hidden_size=8, num_attention_heads=2, add_bias_linear=True)
+    )
+    optimizer = make_optimizer(TrainingArguments(weight_decay=0.3), [model])
+    decayed, kept = optimizer.param_groups
+    assert (decayed["weight_decay"], kept["weight_decay"]) == (0.3, 0.0)
+    assert {p.dim() for p in decayed["params"]} == {2}
+    assert {p.dim() for p in kept["params"]} == {1}
+    assert len(decayed["params"]) + len(kept["params"]) == len(list(model.parameters()))
+
+
+def test_an_optimizer_of_nothing_takes_its_steps():
+    make_optimizer(TrainingArguments(), [torch.nn.Identity()]).step()
+
+
+def test_a_shared_parameter_counts_once():
+    one = torch.nn.Linear(2, 2)
+    two = torch.nn.Linear(2, 2)
+    two.weight = one.weight
+    two.bias.requires_grad_(False)
+    assert [id(p) for p in parameters_of([one, two])] == [id(one.weight), id(one.bias)]
+
+
+def record(folder, first_step, steps, numbers):
+    stream = io.StringIO()
+    log = RunLog(folder, first_step=first_step, steps=steps, log_interval=2, stream=stream)
+    with log:
+        for step in numbers:
+            log.record(StepRecord(step, loss=10.0 - step, tokens_per_s=1234.5, bubble=0.125))
+    return stream.getvalue().splitlines()
+
+
+def test_the_log_shows_some_steps_and_stores_all(tmp_path):
+    lines = record(tmp_path, 0, 5, [1, 2, 3, 4, 5])
+    assert [line.split()[1] for line in lines] == ["1/5", "2/5", "4/5", "5/5"]
+    assert lines[0] == "step 1/5  loss 9.0000  1,234 tokens/s  bubble 12.5 %"
+    assert [r.step for r in read_losses(tmp_path)] == [1, 2, 3, 4, 5]
+    assert read_losses(tmp_path)[0] == StepRecord(1, loss=9.0, tokens_per_s=1234.5, bubble=0.125)
+
+
+def test_a_resume_drops_the_records_that_it_trains_again(tmp_path):
+    record(tmp_path, 0, 6, [1, 2, 3, 4])
+    record(tmp_path, 2, 6, [3])
+    assert [r.step for r in read_losses(tmp_path)] == [1, 2, 3]
+
+
+def test_other_processes_say_and_store_nothing(capsys):
+    with RunLog(None, steps=1) as log:
+        log.say("text")
+        log.record(StepRecord(1, loss=1.0))
+    assert capsys.readouterr() == ("", "")
+
+
+def turns(plan, durations):
+    """Ops as one process runs them: ranks in turn, one op after another."""
+    events, now = [], 0.0
+    for rank in range(plan.pp):
+        for op in plan.ops(rank):
+            kind = "F" if "F" in op else "B"
+            events.append(SimpleNamespace(rank=rank, op=op, start=now, end=now + durations[kind]))
+            now += durations[kind]
+    return events
+
+
+@pytest.mark.parametrize(
+    ("schedule", "shape", "makespan"),
+    [
+        ("1f1b", {"pp": 4, "num_microbatches": 4}, 21),
+        ("gpipe", {"pp": 8, "num_microbatches": 1}, 24),
+        ("interleaved_1f1b", {"pp": 4, "vp": 2, "num_microbatches": 8}, 57),
+    ],
+)
+def test_ranks_that_took_turns_are_timed_side_by_side(schedule, shape, makespan):
+    plan = pl.plan(schedule, **shape)
+    events = turns(plan, {"F": 1.0, "B": 2.0})
+    assert side_by_side(events, plan.num_stages) == makespan
+    work = 3.0 * shape["num_microbatches"] * plan.vp
+    assert busiest(events) == work
+
+
+def test_options_are_added_without_torch():
+    code = (
+        "import argparse, sys\n"
+        "from pipeloom.training.arguments import add_train_arguments, arguments_from\n"
+        "from pipeloom.training.generate import add_generate_arguments\n"
+        "import pipeloom.training.command, pipeloom.training.corpus\n"
+        "parser = argparse.ArgumentParser()\n"
+        "add_train_arguments(parser)\n"
+        "arguments_from(parser.parse_args([]))\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

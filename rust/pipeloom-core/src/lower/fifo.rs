@@ -24,7 +24,8 @@ pub(super) fn lower(plan: &Plan) -> Result<Vec<RankOps>> {
     let ends = ends(shape, &orders)?;
     let messages = messages(&links, &orders, &ends);
     let programs = shape.ranks().zip(&orders).map(|(rank, order)| {
-        let channels = links.inbound(rank.0).iter();
+        // Of a source, activations first: the order in which a pair sends.
+        let channels = links.inbound(rank.0).iter().rev();
         let mut inboxes: Vec<Inbox<'_>> = channels
             .map(|&channel| Inbox::new(links.source(channel), &messages[channel as usize]))
             .collect();
@@ -133,7 +134,7 @@ fn program(
 }
 
 /// Places all receives whose producers stand before `key` in the global order. A pair sends its
-/// activation first, and channels of activations come first among the inboxes.
+/// activation first, and of its two inboxes that of activations comes first.
 #[inline]
 fn receive_before(key: u64, inboxes: &mut [Inbox<'_>], program: &mut Program) {
     loop {

@@ -32,15 +32,15 @@ pub(super) struct Links {
     sources: Vec<u32>,
     /// By channel: how many messages it carries at most.
     lens: Vec<usize>,
-    /// By receiving rank: its channels, those of activations first.
+    /// By receiving rank: its channels, by source, that of gradients first.
     inbound: Vec<Vec<u32>>,
 }
 
 impl Links {
     pub(super) fn new(shape: &Shape) -> Self {
-        // By (direction, receiver, source): numbered as they come, listed in this order.
-        let mut ids: BTreeMap<(bool, u32, u32), u32> = BTreeMap::new();
-        let mut towards = |stage: Stage, other: Option<Stage>, backward: bool| {
+        // By (receiver, source, forward): numbered as they come, listed in this order.
+        let mut ids: BTreeMap<(u32, u32, bool), u32> = BTreeMap::new();
+        let mut towards = |stage: Stage, other: Option<Stage>, forward: bool| {
             let Some(other) = other else {
                 return Neighbour {
                     stage: NONE,
@@ -52,7 +52,7 @@ impl Links {
             let channel = if source == rank {
                 NONE
             } else {
-                *ids.entry((backward, rank, source)).or_insert(fresh)
+                *ids.entry((rank, source, forward)).or_insert(fresh)
             };
             Neighbour {
                 stage: other.0,
@@ -60,8 +60,8 @@ impl Links {
             }
         };
         let stages = (0..shape.num_stages()).map(Stage).map(|stage| Neighbours {
-            next: towards(stage, shape.next(stage), false),
-            previous: towards(stage, shape.previous(stage), true),
+            next: towards(stage, shape.next(stage), true),
+            previous: towards(stage, shape.previous(stage), false),
         });
         let stages: Vec<Neighbours> = stages.collect();
         let mut lens = vec![0; ids.len()];
@@ -72,7 +72,7 @@ impl Links {
         }
         let mut inbound = vec![Vec::new(); shape.pp() as usize];
         let mut sources = vec![NONE; ids.len()];
-        for (&(_, receiver, source), &channel) in &ids {
+        for (&(receiver, source, _), &channel) in &ids {
             inbound[receiver as usize].push(channel);
             sources[channel as usize] = source;
         }
@@ -102,7 +102,7 @@ impl Links {
         self.sources[channel as usize]
     }
 
-    /// The channels that end at a rank, those of activations first; within a direction by source.
+    /// The channels that end at a rank, by source; of a source, that of gradients first.
     pub(super) fn inbound(&self, rank: u32) -> &[u32] {
         &self.inbound[rank as usize]
     }

@@ -184,3 +184,14 @@ def test_a_layout_of_the_callers_own_is_trained(make_args):
     assert losses(own) == pytest.approx(losses(one), rel=1e-5)
     with pytest.raises(pl.LayoutError):
         train(make_args(pp=2, schedule="1f1b", layout_text="Et|ttL", steps=2))
+
+
+@pytest.mark.gpu
+def test_a_gpu_trains_the_model_that_the_cpu_trains(make_args):
+    fields = {"vp": 2, "steps": 3, "tie_embeddings": True}
+    cpu = train(make_args(**fields))
+    gpu = train(make_args(**fields, device="cuda"))
+    assert losses(gpu) == pytest.approx(losses(cpu), rel=1e-4)
+    assert gpu.valid_loss == pytest.approx(cpu.valid_loss, rel=1e-4)
+    resumed = make_args(**{**fields, "steps": 4}, resume=str(gpu.folder), out=None, device="cuda")
+    assert torch.isfinite(torch.tensor(losses(train(resumed)))).all()

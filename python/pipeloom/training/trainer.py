@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -91,7 +91,7 @@ class Trainer:
             "data": f"{args.data_fingerprint}, seq_length={args.seq_length}, seed={args.seed}",
         }
         self.step = self.consumed_samples = 0
-        self.events: list[OpEvent] = []
+        self.events: Sequence[OpEvent] = ()
         self.last_checkpoint: Path | None = None
         self.tied = self._tied_weights()
 
@@ -113,7 +113,7 @@ class Trainer:
 
     def _run(
         self, plan: pipeloom.Plan, dataset: TokenDataset, *, first_sample: int, forward_only: bool
-    ) -> tuple[float, list[OpEvent]]:
+    ) -> tuple[float, Sequence[OpEvent]]:
         """One pass over a plan; the mean token loss, which every process learns."""
         args, num_microbatches = self.args, plan.num_microbatches
 

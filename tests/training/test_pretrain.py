@@ -158,6 +158,8 @@ def test_a_folder_with_another_run_is_not_written_to(make_args):
 def test_a_resume_with_another_model_or_text_is_refused(make_args, text):
     first = train(make_args(steps=1))
     resume = {"resume": str(first.folder), "out": None}
+    with pytest.raises(pl.ConfigError, match="the run has done 1 steps already"):
+        train(make_args(**{**resume, "steps": 1}))
     with pytest.raises(CheckpointError, match="hidden_size: stored 16, this model 32"):
         train(make_args(hidden_size=32, **resume))
     (text / "file1.txt").write_text("something else\n" * 40)

@@ -86,11 +86,13 @@ class TrainingArguments:
     num_microbatches: int = _option(8, "microbatches of a step")
 
     # Optimizer
-    steps: int = _option(200, "optimizer steps in all, those before a resume included")
+    steps: int = _option(160, "optimizer steps in all, those before a resume included")
     lr: float = _option(2e-3, "highest learning rate")
     min_lr: float = _option(2e-4, "learning rate after the decay")
     lr_warmup_steps: int = _option(20, "steps of linear warm-up")
-    lr_decay_steps: int | None = _option(None, "step at which min_lr is reached (default: steps)")
+    lr_decay_steps: int | None = _option(
+        None, "step at which min_lr is reached (default: steps, of the first run if resumed)"
+    )
     weight_decay: float = _option(0.1, "decay of matrices")
     adam_beta1: float = _option(0.9, "AdamW's first beta")
     adam_beta2: float = _option(0.95, "AdamW's second beta")
@@ -120,7 +122,7 @@ class TrainingArguments:
     # Run
     out: str | None = _option(None, "folder of the run (default: runs/train-N, the next free N)")
     resume: str | None = _option(None, "run folder or checkpoint to go on from")
-    save_interval: int = _option(100, "steps between checkpoints; 0: only at the end")
+    save_interval: int = _option(50, "steps between checkpoints; 0: only at the end")
     eval_interval: int = _option(0, "steps between evaluations; 0: only at the end")
     eval_microbatches: int = _option(16, "microbatches of an evaluation")
     log_interval: int = _option(10, "steps between lines where there is no progress bar")
@@ -302,6 +304,7 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
             )
             settings |= {"type": plain, "metavar": plain.__name__.upper()}
         parser.add_argument(flag, **settings)
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def arguments_from(namespace: argparse.Namespace) -> TrainingArguments:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import pipeloom
+from pipeloom import ConfigError
 from pipeloom.model.builders import core_transformer_config_from_args
 from pipeloom.training import checkpoint
 from pipeloom.training.data import Microbatch, TokenDataset, microbatches
@@ -239,9 +240,15 @@ class Trainer:
         """Goes on exactly where the run that wrote `path` stood, in whatever pipeline.
 
         Raises:
+            ConfigError: All of `--steps` are done.
             CheckpointError: Another model, another text, or files that are not whole.
         """
         state = checkpoint.read_state(path)
+        if state.step >= self.args.steps:
+            raise ConfigError(
+                f"steps={self.args.steps}: the run has done {state.step} steps already\n"
+                f"hint: --steps counts those before the resume; give more than {state.step}"
+            )
         checkpoint.require_same_architecture(state.architecture, self.config.architecture())
         stored = state.arguments.get("data_fingerprint")
         if stored != self.args.data_fingerprint:

@@ -35,6 +35,7 @@ SMALL = (
 def parse(add, *words):
     parser = argparse.ArgumentParser()
     add(parser)
+    parser.add_argument("--json", action="store_true")  # the command line adds it to all commands
     return parser.parse_args(words)
 
 

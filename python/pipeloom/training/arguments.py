@@ -304,7 +304,6 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
             )
             settings |= {"type": plain, "metavar": plain.__name__.upper()}
         parser.add_argument(flag, **settings)
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def arguments_from(namespace: argparse.Namespace) -> TrainingArguments:

@@ -58,7 +58,7 @@ def run_train(namespace: argparse.Namespace) -> int:
             f"pipeloom: error: {error}", FAILED, all_say_it=isinstance(error, PipelineError)
         )
     if result.is_first:
-        _print_result(result, as_json=namespace.json)
+        _print_result(result, as_json=getattr(namespace, "json", False))
     return 0
 
 

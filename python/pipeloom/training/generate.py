@@ -25,7 +25,6 @@ def add_generate_arguments(parser: argparse.ArgumentParser) -> None:
     add("--top-k", type=int, default=40, metavar="INT", help="sample among so many; 0: all (40)")
     add("--seed", type=int, default=1234, metavar="INT", help="of the samples (1234)")
     add("--device", choices=("cpu", "cuda"), default="cpu", help="where the model runs")
-    add("--json", action="store_true", help="print tokens and text as JSON")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +139,7 @@ def run_generate(namespace: argparse.Namespace) -> int:
     prompt = list(namespace.prompt.encode()) or [start]
     context = loaded.arguments["seq_length"]
     tokens = sample_tokens(loaded.model, prompt, context=context, sampling=sampling)
-    if namespace.json:
+    if getattr(namespace, "json", False):
         ids = list(tokens)
         text = _decode(ids) if is_bytes else None
         result = {"checkpoint": str(loaded.path), "prompt": namespace.prompt, "tokens": ids}

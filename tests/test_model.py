@@ -285,6 +285,18 @@ def test_a_layout_of_another_model_is_refused():
         TransformerConfig(**{**SMALL, "num_layers": 6}, pipeline_model_parallel_layout=layout)
 
 
+def test_layers_that_a_gpt_does_not_have_are_refused():
+    layout = pl.Layout.from_string("Ett|ttmL", pp=2, mtp_num_layers=1)
+    with pytest.raises(pl.ConfigError, match="multi-token-prediction layers on rank 1"):
+        get_model(GPT, cut(layout), pp_rank=1)
+
+
+def test_tied_stages_of_one_rank_share_the_parameter():
+    config = cut(LAYOUTS["v"], untie_embeddings_and_output_weights=False)
+    first, last = get_model(GPT, config, pp_rank=0)
+    assert first.shared_embedding_or_output_weight() is last.shared_embedding_or_output_weight()
+
+
 @pytest.mark.parametrize(("vp_stage", "pp_rank"), [(None, 0), (2, 0), (0, 2), (0, -1)])
 def test_a_stage_that_does_not_exist_is_refused(vp_stage, pp_rank):
     with pytest.raises(pl.ConfigError, match=r"vp_stage|pp_rank"):

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -31,10 +32,11 @@ SMALL = (
 )
 
 
-def parse(add, *words, **extra):
+def parse(add, *words):
     parser = argparse.ArgumentParser()
     add(parser)
-    return argparse.Namespace(**vars(parser.parse_args(words)), **extra)
+    parser.add_argument("--json", action="store_true")  # the command line adds it to all commands
+    return parser.parse_args(words)
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +61,7 @@ def test_the_model_says_what_it_was_trained_on(trained, capsys):
 
 def test_json_has_tokens_and_text(trained, capsys):
     words = ("--checkpoint", str(trained), "--max-new-tokens", "9")
-    run_generate(parse(add_generate_arguments, *words, json=True))
+    run_generate(parse(add_generate_arguments, *words, "--json"))
     result = json.loads(capsys.readouterr().out)
     assert len(result["tokens"]) == 9
     assert result["text"].encode() == bytes(result["tokens"])
@@ -112,6 +114,23 @@ def test_the_end_of_a_run_says_where_everything_is(text, tmp_path, capsys):
     assert "held-out loss" in out
     assert "step 2/2  loss" in progress
     assert "bubble" in progress
+
+
+def test_the_result_as_json_is_all_that_is_printed(text, tmp_path, capsys):
+    words = (*SMALL, "--data", str(text), "--steps", "2", "--out", str(tmp_path / "run"))
+    assert run_train(parse(add_train_arguments, *words, "--json")) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert [record["step"] for record in result["losses"]] == [1, 2, 2]
+    assert result["valid_loss"] == result["losses"][-1]["valid_loss"]
+
+
+def test_a_run_that_diverges_ends_in_an_error_not_a_traceback(text, tmp_path, capsys):
+    words = (*SMALL, "--data", str(text), "--steps", "40", "--out", str(tmp_path / "run"))
+    wild = ("--lr", "1e30", "--lr-warmup-steps", "0", "--clip-grad", "0")
+    assert run_train(parse(add_train_arguments, *words, *wild)) == 1
+    said = capsys.readouterr().err
+    assert re.search(r"pipeloom: error: (loss|gradient norm) is (nan|inf) at step \d+", said)
+    assert "hint: lower --lr" in said
 
 
 def test_without_torch_the_error_has_the_line_that_installs_it(monkeypatch):

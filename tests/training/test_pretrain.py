@@ -158,6 +158,8 @@ def test_a_folder_with_another_run_is_not_written_to(make_args):
 def test_a_resume_with_another_model_or_text_is_refused(make_args, text):
     first = train(make_args(steps=1))
     resume = {"resume": str(first.folder), "out": None}
+    with pytest.raises(pl.ConfigError, match="the run has done 1 steps already"):
+        train(make_args(**{**resume, "steps": 1}))
     with pytest.raises(CheckpointError, match="hidden_size: stored 16, this model 32"):
         train(make_args(hidden_size=32, **resume))
     (text / "file1.txt").write_text("something else\n" * 40)
@@ -184,3 +186,14 @@ def test_a_layout_of_the_callers_own_is_trained(make_args):
     assert losses(own) == pytest.approx(losses(one), rel=1e-5)
     with pytest.raises(pl.LayoutError):
         train(make_args(pp=2, schedule="1f1b", layout_text="Et|ttL", steps=2))
+
+
+@pytest.mark.gpu
+def test_a_gpu_trains_the_model_that_the_cpu_trains(make_args):
+    fields = {"vp": 2, "steps": 3, "tie_embeddings": True}
+    cpu = train(make_args(**fields))
+    gpu = train(make_args(**fields, device="cuda"))
+    assert losses(gpu) == pytest.approx(losses(cpu), rel=1e-4)
+    assert gpu.valid_loss == pytest.approx(cpu.valid_loss, rel=1e-4)
+    resumed = make_args(**{**fields, "steps": 4}, resume=str(gpu.folder), out=None, device="cuda")
+    assert torch.isfinite(torch.tensor(losses(train(resumed)))).all()

@@ -51,13 +51,14 @@ def test_the_default_is_8_layers_on_pp_2_vp_2():
     [
         ({"steps": 0}, "steps=0 is not at least 1"),
         ({"lr": 0.0}, r"lr=0\.0 is not above 0"),
-        ({"min_lr": 1.0}, r"min_lr=1\.0 is not between 0 and lr=0\.004"),
+        ({"min_lr": 1.0}, r"min_lr=1\.0 is not between 0 and lr=0\.002"),
         ({"adam_beta2": 1.0}, r"adam_beta2=1\.0"),
         ({"clip_grad": -1.0}, r"clip_grad=-1\.0 is not at least 0"),
         ({"activation": "relu"}, "activation='relu' is not one of gelu, swiglu"),
         ({"device": "tpu"}, "device='tpu'"),
         ({"schedule": "2f2b"}, "2f2b"),
         ({"schedule": "1f1b", "vp": 2}, "vp"),
+        ({"schedule": "dualpipe"}, "schedule='dualpipe' runs 2 copies"),
     ],
 )
 def test_a_bad_argument_is_named(fields, named):

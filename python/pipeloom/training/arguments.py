@@ -63,7 +63,7 @@ class TrainingArguments:
     Examples:
         >>> args = TrainingArguments(schedule="1f1b", steps=10)
         >>> args.vp, args.tokens_per_step
-        (1, 4096)
+        (1, 2048)
     """
 
     # Model
@@ -82,15 +82,17 @@ class TrainingArguments:
         (), "text files and folders, or a Megatron .bin/.idx (default: Python's library sources)"
     )
     seq_length: int = _option(128, "tokens of a sample")
-    micro_batch_size: int = _option(4, "samples of a microbatch")
+    micro_batch_size: int = _option(2, "samples of a microbatch")
     num_microbatches: int = _option(8, "microbatches of a step")
 
     # Optimizer
-    steps: int = _option(100, "optimizer steps in all, those before a resume included")
-    lr: float = _option(4e-3, "highest learning rate")
-    min_lr: float = _option(4e-4, "learning rate after the decay")
-    lr_warmup_steps: int = _option(10, "steps of linear warm-up")
-    lr_decay_steps: int | None = _option(None, "step at which min_lr is reached (default: steps)")
+    steps: int = _option(160, "optimizer steps in all, those before a resume included")
+    lr: float = _option(2e-3, "highest learning rate")
+    min_lr: float = _option(2e-4, "learning rate after the decay")
+    lr_warmup_steps: int = _option(20, "steps of linear warm-up")
+    lr_decay_steps: int | None = _option(
+        None, "step at which min_lr is reached (default: steps, of the first run if resumed)"
+    )
     weight_decay: float = _option(0.1, "decay of matrices")
     adam_beta1: float = _option(0.9, "AdamW's first beta")
     adam_beta2: float = _option(0.95, "AdamW's second beta")
@@ -152,6 +154,11 @@ class TrainingArguments:
         if self.vp is None and self.schedule == "interleaved_1f1b":
             self.vp = 2
         plan = self.make_plan()
+        if plan.num_replicas > 1:
+            raise ConfigError(
+                f"schedule={self.schedule!r} runs {plan.num_replicas} copies of the model, "
+                "which training does not build\nhint: dualpipe_v overlaps likewise with one copy"
+            )
         self.vp = plan.vp
 
     def _require(self, name: str, condition: bool, expected: str) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from pipeloom import ConfigError
 from pipeloom.training.arguments import arguments_from
+from pipeloom.training.errors import DivergedError
 
 if TYPE_CHECKING:
     import argparse
@@ -17,10 +18,11 @@ if TYPE_CHECKING:
     from pipeloom.training.pretrain import TrainingResult
 
 INTERRUPTED = 130
+FAILED = 1
 
 
 def require_torch() -> None:
-    """One clear error where torch is not installed.
+    """Makes ready for torch, or says clearly that it is not installed.
 
     Raises:
         ConfigError: With the line that installs it.
@@ -30,6 +32,9 @@ def require_torch() -> None:
             "training and generating need PyTorch, which is not installed\n"
             "hint: pip install 'pipeloom[train]'"
         )
+    # torch's threads spin while they wait, which makes a step ten times slower on cores that
+    # other programs use too; on free cores, waiting asleep costs nothing that shows.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 def run_train(namespace: argparse.Namespace) -> int:
@@ -38,6 +43,7 @@ def run_train(namespace: argparse.Namespace) -> int:
     from functools import partial
 
     from pipeloom.model import gpt_builder, model_provider
+    from pipeloom.runtime.errors import PipelineError
     from pipeloom.training.data import train_valid_test_datasets_provider
     from pipeloom.training.pretrain import pretrain
 
@@ -47,20 +53,26 @@ def run_train(namespace: argparse.Namespace) -> int:
             train_valid_test_datasets_provider, partial(model_provider, gpt_builder), args=args
         )
     except KeyboardInterrupt as interrupt:
-        _say_interrupted(interrupt)
-        return INTERRUPTED
+        kept = interrupt.args[0] if interrupt.args else "nothing was trained yet"
+        return _end(f"\ninterrupted: {kept}", INTERRUPTED, all_say_it=False)
+    except (DivergedError, PipelineError) as error:
+        # A lost or late peer is told by each process as it sees it; the rest is the same on all.
+        return _end(
+            f"pipeloom: error: {error}", FAILED, all_say_it=isinstance(error, PipelineError)
+        )
     if result.is_first:
         _print_result(result, as_json=getattr(namespace, "json", False))
     return 0
 
 
-def _say_interrupted(interrupt: KeyboardInterrupt) -> None:
-    kept = interrupt.args[0] if interrupt.args else "nothing was trained yet"
-    if os.environ.get("RANK", "0") == "0":
-        print(f"\ninterrupted: {kept}", file=sys.stderr, flush=True)
+def _end(message: str, status: int, *, all_say_it: bool) -> int:
+    """Says why the run ended early, and ends this process if it is one of several."""
+    if all_say_it or os.environ.get("RANK", "0") == "0":
+        print(message, file=sys.stderr, flush=True)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         # torch's threads may wait for peers that are gone.
-        os._exit(INTERRUPTED)
+        os._exit(status)
+    return status
 
 
 def _print_result(result: TrainingResult, *, as_json: bool) -> None:

@@ -109,7 +109,7 @@ def microbatches(
 def train_valid_test_datasets_provider(
     args: TrainingArguments,
 ) -> tuple[TokenDataset, TokenDataset, None]:
-    """Training text in an order drawn from the seed, held-out text in its own; no test text.
+    """Training and held-out text, each in an order drawn from the seed; no test text.
 
     Sets `args.vocab_size`, `args.is_bytes` and `args.data_fingerprint` from what it read.
     """
@@ -117,7 +117,8 @@ def train_valid_test_datasets_provider(
     args.set_corpus(corpus)
     try:
         train = TokenDataset(corpus.train, args.seq_length, args.seed)
-        valid = TokenDataset(corpus.valid, args.seq_length, None)
+        # In an order of its own, so that a short evaluation draws from all held-out files.
+        valid = TokenDataset(corpus.valid, args.seq_length, args.seed)
     except DataError as error:
         raise DataError(
             f"{corpus.source}: training part {corpus.train.size} tokens, held-out part "

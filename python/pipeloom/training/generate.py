@@ -139,8 +139,7 @@ def run_generate(namespace: argparse.Namespace) -> int:
     prompt = list(namespace.prompt.encode()) or [start]
     context = loaded.arguments["seq_length"]
     tokens = sample_tokens(loaded.model, prompt, context=context, sampling=sampling)
-    as_json = getattr(namespace, "json", False)
-    if as_json:
+    if getattr(namespace, "json", False):
         ids = list(tokens)
         text = _decode(ids) if is_bytes else None
         result = {"checkpoint": str(loaded.path), "prompt": namespace.prompt, "tokens": ids}

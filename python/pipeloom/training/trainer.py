@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 import pipeloom
+from pipeloom import ConfigError
 from pipeloom.model.builders import core_transformer_config_from_args
 from pipeloom.training import checkpoint
 from pipeloom.training.data import Microbatch, TokenDataset, microbatches
@@ -91,7 +92,7 @@ class Trainer:
             "data": f"{args.data_fingerprint}, seq_length={args.seq_length}, seed={args.seed}",
         }
         self.step = self.consumed_samples = 0
-        self.events: list[OpEvent] = []
+        self.events: Sequence[OpEvent] = ()
         self.last_checkpoint: Path | None = None
         self.tied = self._tied_weights()
 
@@ -113,7 +114,7 @@ class Trainer:
 
     def _run(
         self, plan: pipeloom.Plan, dataset: TokenDataset, *, first_sample: int, forward_only: bool
-    ) -> tuple[float, list[OpEvent]]:
+    ) -> tuple[float, Sequence[OpEvent]]:
         """One pass over a plan; the mean token loss, which every process learns."""
         args, num_microbatches = self.args, plan.num_microbatches
 
@@ -239,9 +240,15 @@ class Trainer:
         """Goes on exactly where the run that wrote `path` stood, in whatever pipeline.
 
         Raises:
+            ConfigError: All of `--steps` are done.
             CheckpointError: Another model, another text, or files that are not whole.
         """
         state = checkpoint.read_state(path)
+        if state.step >= self.args.steps:
+            raise ConfigError(
+                f"steps={self.args.steps}: the run has done {state.step} steps already\n"
+                f"hint: --steps counts those before the resume; give more than {state.step}"
+            )
         checkpoint.require_same_architecture(state.architecture, self.config.architecture())
         stored = state.arguments.get("data_fingerprint")
         if stored != self.args.data_fingerprint:

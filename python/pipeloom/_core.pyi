@@ -395,6 +395,36 @@ class Report:
         """The plan that was checked."""
 
 @final
+class Violation:
+    """One broken rule of a plan."""
+
+    @property
+    def rule(self) -> str:
+        """Name of the rule."""
+
+    @property
+    def rank(self) -> int:
+        """The rank."""
+
+    @property
+    def position(self) -> int:
+        """Row of the rank's columns; of something missing, one past the last."""
+
+    @property
+    def op(self) -> str:
+        """The op's text."""
+
+    @property
+    def message(self) -> str:
+        """What is wrong; of a deadlock, the cycle, a line for each rank that waits."""
+
+    @property
+    def hint(self) -> str:
+        """How to mend it."""
+
+    def __eq__(self, other: object, /) -> bool: ...
+
+@final
 class Timeline:
     """When each op of a plan runs, in the unit of the costs: ints if those were whole.
 

@@ -14,6 +14,7 @@
 //! | a plan as text, CSV and saved file | [`text`] |
 //! | what transfers may do to the program | [`semantics`] |
 //! | which forwards are run again | [`recompute`] |
+//! | pictures: text, SVG, Chrome trace | [`render`] |
 //! | what ops cost | [`cost`] |
 //! | which rules a plan breaks | [`check`] |
 //! | when each op runs, and its memory | [`simulate`] |
@@ -44,6 +45,7 @@ pub mod order;
 pub mod p2p_order;
 pub mod plan;
 pub mod recompute;
+pub mod render;
 pub mod schedules;
 pub mod semantics;
 pub mod shape;

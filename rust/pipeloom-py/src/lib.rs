@@ -7,6 +7,7 @@ mod error;
 mod layout;
 mod plan;
 mod plan_text;
+mod render;
 mod report;
 mod timeline;
 mod violation;
@@ -30,6 +31,8 @@ mod _core {
     use crate::plan::{Plan, legal_num_microbatches, plan, schedules_table};
     #[pymodule_export]
     use crate::plan_text::{p2p_order, plan_from_saved};
+    #[pymodule_export]
+    use crate::render::Drawing;
     #[pymodule_export]
     use crate::report::Report;
     #[pymodule_export]

@@ -420,6 +420,7 @@ class Costs:
 
     Whole numbers stay exact. Fractions are held in binary fractions of the unit and rounded
     beyond 2^-20 of it. Costs are values: they compare and pickle, and their repr can be pasted.
+    Arguments can be read back as given; lists come back as tuples.
 
     Args:
         forward: time of F: one number, or one for each stage.
@@ -469,8 +470,61 @@ class Costs:
         memory_recompute: _Numbers = 0,
         static_memory: _Numbers = 0,
     ) -> Costs: ...
-    def __getattr__(self, name: str, /) -> Any:
-        """An argument, as given; lists come back as tuples."""
+    @property
+    def forward(self) -> Any:
+        """Time of F."""
+
+    @property
+    def backward_input(self) -> Any:
+        """Time of I."""
+
+    @property
+    def backward_weight(self) -> Any:
+        """Time of W."""
+
+    @property
+    def backward(self) -> Any:
+        """Time of B; None: I + W."""
+
+    @property
+    def overlapped(self) -> Any:
+        """Time of an overlapped pair; None: F + B."""
+
+    @property
+    def recompute(self) -> Any:
+        """Extra time of a backward that runs its forward again; None: F."""
+
+    @property
+    def latency(self) -> Any:
+        """Time of a transfer before its bytes."""
+
+    @property
+    def bandwidth(self) -> Any:
+        """Bytes a unit of time; None: bytes take no time."""
+
+    @property
+    def boundary_bytes(self) -> Any:
+        """Bytes of a transfer."""
+
+    @property
+    def memory_forward(self) -> Any:
+        """Memory that F adds."""
+
+    @property
+    def memory_backward_input(self) -> Any:
+        """Memory that I adds."""
+
+    @property
+    def memory_backward_weight(self) -> Any:
+        """Memory that W adds."""
+
+    @property
+    def memory_recompute(self) -> Any:
+        """Memory that a recomputed F adds."""
+
+    @property
+    def static_memory(self) -> Any:
+        """Memory of parameters and optimizer."""
 
     def __eq__(self, other: object, /) -> bool: ...
     def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]: ...
@@ -508,6 +562,36 @@ class Report:
     @property
     def plan(self) -> Plan:
         """The plan that was checked."""
+
+@final
+class Violation:
+    """One broken rule of a plan."""
+
+    @property
+    def rule(self) -> str:
+        """Name of the rule."""
+
+    @property
+    def rank(self) -> int:
+        """The rank."""
+
+    @property
+    def position(self) -> int:
+        """Row of the rank's columns; of something missing, one past the last."""
+
+    @property
+    def op(self) -> str:
+        """The op's text."""
+
+    @property
+    def message(self) -> str:
+        """What is wrong; of a deadlock, the cycle, a line for each rank that waits."""
+
+    @property
+    def hint(self) -> str:
+        """How to mend it."""
+
+    def __eq__(self, other: object, /) -> bool: ...
 
 @final
 class Timeline:

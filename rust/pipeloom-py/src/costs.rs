@@ -82,12 +82,90 @@ impl Costs {
         Ok(Self(costs))
     }
 
-    fn __getattr__<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {
-        if let Some(value) = self.arguments(py)?.get_item(name)? {
-            return Ok(value);
-        }
-        let message = format!("Costs has no attribute {name:?}");
-        Err(pyo3::exceptions::PyAttributeError::new_err(message))
+    #[getter]
+    fn forward<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        values_to_py(py, &self.0.forward)
+    }
+
+    #[getter]
+    fn backward_input<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        values_to_py(py, &self.0.backward_input)
+    }
+
+    #[getter]
+    fn backward_weight<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        values_to_py(py, &self.0.backward_weight)
+    }
+
+    #[getter]
+    fn backward<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        self.0
+            .backward
+            .as_ref()
+            .map(|value| values_to_py(py, value))
+            .transpose()
+    }
+
+    #[getter]
+    fn overlapped<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        self.0
+            .overlapped
+            .as_ref()
+            .map(|value| values_to_py(py, value))
+            .transpose()
+    }
+
+    #[getter]
+    fn recompute<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        self.0
+            .recompute
+            .as_ref()
+            .map(|value| values_to_py(py, value))
+            .transpose()
+    }
+
+    #[getter]
+    fn latency<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        links_to_py(py, &self.0.latency)
+    }
+
+    #[getter]
+    fn bandwidth<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        self.0
+            .bandwidth
+            .as_ref()
+            .map(|value| links_to_py(py, value))
+            .transpose()
+    }
+
+    #[getter]
+    fn boundary_bytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        links_to_py(py, &self.0.boundary_bytes)
+    }
+
+    #[getter]
+    fn memory_forward<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        values_to_py(py, &self.0.memory_forward)
+    }
+
+    #[getter]
+    fn memory_backward_input<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        values_to_py(py, &self.0.memory_backward_input)
+    }
+
+    #[getter]
+    fn memory_backward_weight<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        values_to_py(py, &self.0.memory_backward_weight)
+    }
+
+    #[getter]
+    fn memory_recompute<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        values_to_py(py, &self.0.memory_recompute)
+    }
+
+    #[getter]
+    fn static_memory<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        values_to_py(py, &self.0.static_memory)
     }
 
     fn __getnewargs_ex__<'py>(

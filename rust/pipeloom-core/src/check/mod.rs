@@ -16,6 +16,8 @@
 //! | `progress` | no ranks wait for each other, under the semantics asked for |
 //! | `size` | a plan has about as many ops as its shape needs |
 
+mod cells;
+mod channels;
 mod progress;
 mod render;
 mod structure;
@@ -90,9 +92,7 @@ pub fn check(plan: &Plan, semantics: Option<&[Semantics]>) -> Report {
     }
     let program = Program::new(plan);
     report.violations = structure::check(&program);
-    report
-        .violations
-        .extend(structure::channel_pairing(&program));
+    report.violations.extend(channels::check(&program));
     let sound = report.violations.is_empty();
     let ordered = report
         .violations

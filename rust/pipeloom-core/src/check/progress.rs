@@ -7,7 +7,7 @@
 use std::fmt::Write as _;
 
 use super::Violation;
-use crate::engine::{Engine, NONE, Program, pair_second};
+use crate::engine::{Engine, NONE, Posted, Program, pair_second};
 use crate::ids::{Rank, Stage};
 use crate::op::{Op, OpKind};
 use crate::semantics::Semantics;
@@ -183,7 +183,7 @@ fn group_wait(engine: &Stuck<'_>, rank: usize) -> Option<Wait> {
         let op = program.ranks[rank].ops[position];
         let channel = program.in_range(op).then(|| program.channel(op))?;
         let lane = engine.lanes.get(channel as usize)?;
-        let mine = |posted: &&_| is_at(*posted, position, op);
+        let mine = |posted: &&Posted| is_at(posted, position, op);
         lane.posted.iter().find(mine).map(|_| (position, op))
     });
     let (position, op) = pending?;
@@ -197,7 +197,7 @@ fn group_wait(engine: &Stuck<'_>, rank: usize) -> Option<Wait> {
     })
 }
 
-fn is_at(posted: &crate::engine::Posted, position: usize, op: Op) -> bool {
+fn is_at(posted: &Posted, position: usize, op: Op) -> bool {
     posted.position == position && posted.is_send == op.kind.is_send()
 }
 

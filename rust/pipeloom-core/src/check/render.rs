@@ -67,6 +67,7 @@ fn grid(plan: &Plan, violation: &Violation) -> String {
     for rank in &ranks {
         let _ = write!(text, "  {:width$}", format!("rank {rank}"));
     }
+    text.truncate(text.trim_end().len());
     for (at, cells) in table {
         let _ = write!(text, "\n  {at:>8}");
         for (&column, cell) in ranks.iter().zip(&cells) {

@@ -1,5 +1,5 @@
-//! Rules about single ops and about the order on one rank: what is there, where, how often, marked
-//! how, and before what.
+//! Rules about single ops and about the order on one rank: where an op stands, marked how, before
+//! what.
 
 use std::fmt::Display;
 
@@ -9,16 +9,15 @@ use crate::ids::{Rank, Stage, Unit};
 use crate::op::{Flags, Op, OpKind};
 use crate::plan::{NO_GROUP, RankOps};
 
-const RECOMPUTED_FORWARD: u16 = 1 << 8;
-const RECOMPUTED_BACKWARD: u16 = 1 << 9;
+pub(super) const RECOMPUTED_FORWARD: u16 = 1 << 8;
+pub(super) const RECOMPUTED_BACKWARD: u16 = 1 << 9;
 
 /// The mark of a kind in a cell.
-const fn bit(kind: OpKind) -> u16 {
+pub(super) const fn bit(kind: OpKind) -> u16 {
     1 << kind as u16
 }
 
-const GRADIENT: u16 = bit(OpKind::Backward) | bit(OpKind::BackwardInput);
-const BACKWARDS: u16 = GRADIENT | bit(OpKind::BackwardWeight);
+pub(super) const GRADIENT: u16 = bit(OpKind::Backward) | bit(OpKind::BackwardInput);
 
 /// An op that stands before one that it needs, if that one comes at all.
 struct TooEarly {
@@ -32,9 +31,9 @@ struct TooEarly {
 
 /// The check, in one pass over the ops and one over the (stage, unit) cells.
 pub(super) struct Structure<'a> {
-    program: &'a Program<'a>,
+    pub(super) program: &'a Program<'a>,
     /// For each cell, which kinds have been seen.
-    marks: Vec<u16>,
+    pub(super) marks: Vec<u16>,
     too_early: Vec<TooEarly>,
     violations: Vec<Violation>,
 }
@@ -56,7 +55,7 @@ pub(super) fn check(program: &Program<'_>) -> Vec<Violation> {
 }
 
 impl Structure<'_> {
-    fn report(
+    pub(super) fn report(
         &mut self,
         rule: &'static str,
         (rank, position): (Rank, usize),
@@ -359,174 +358,6 @@ impl Structure<'_> {
             highest = highest.max(Some(group));
         }
     }
-
-    /// What each stage has of each of its microbatches, now that all was seen.
-    fn cells(&mut self) {
-        let program = self.program;
-        let plain = bit(OpKind::Forward)
-            | if program.forward_only {
-                0
-            } else {
-                bit(OpKind::Backward)
-            };
-        let split = bit(OpKind::Forward) | bit(OpKind::BackwardInput) | bit(OpKind::BackwardWeight);
-        let recomputed = RECOMPUTED_FORWARD | RECOMPUTED_BACKWARD;
-        for stage in (0..program.shape.num_stages()).map(Stage) {
-            let transfers = self.transfers_of(stage);
-            for unit in program.shape.units_of(stage).map(Unit) {
-                let op = Op::new(stage, OpKind::Forward, unit);
-                let marks = self.marks[program.cell(op)];
-                let kinds = marks & !recomputed;
-                let even = matches!(marks & recomputed, 0) || marks & recomputed == recomputed;
-                let whole = kinds == plain | transfers
-                    || (kinds == split | transfers && !program.forward_only);
-                if !whole || !even {
-                    self.cell(op, marks, transfers);
-                }
-            }
-        }
-    }
-
-    /// The transfers that a stage has of each microbatch.
-    fn transfers_of(&self, stage: Stage) -> u16 {
-        let program = self.program;
-        let needed = |&kind: &OpKind| {
-            let backward = matches!(kind, OpKind::SendBackward | OpKind::RecvBackward);
-            !kind.is_compute()
-                && program.lowered
-                && !(backward && program.forward_only)
-                && program.channel(Op::new(stage, kind, Unit(0))) != NONE
-        };
-        OpKind::ALL
-            .into_iter()
-            .filter(needed)
-            .map(bit)
-            .fold(0, |all, bit| all | bit)
-    }
-
-    #[cold]
-    fn cell(&mut self, forward: Op, marks: u16, transfers: u16) {
-        let rank = self.program.shape.rank_of(forward.stage);
-        let place = (rank, self.program.ranks[rank.index()].ops.len());
-        let of = |kind| Op { kind, ..forward };
-        let where_ = format!("rank {rank}");
-        if marks & bit(OpKind::Forward) == 0 {
-            let message = format!("{where_} never runs {forward}");
-            let hint = "each stage runs the forward of each of its microbatches once";
-            self.report("exactly_once", place, forward, message, hint);
-        }
-        self.backwards(place, of(OpKind::Backward), marks);
-        for kind in OpKind::ALL.into_iter().filter(|kind| !kind.is_compute()) {
-            let (has, needs) = (marks & bit(kind) != 0, transfers & bit(kind) != 0);
-            let op = of(kind);
-            if needs && !has {
-                let message = format!("{where_} has no {op}, but the tensor changes ranks");
-                let hint = "plan.lower() puts in every send and receive";
-                self.report("missing_transfer", place, op, message, hint);
-            } else if has && !needs {
-                let at = self.position(rank, op).unwrap_or(place.1);
-                let message = format!("{op} moves a tensor that does not change ranks");
-                let hint = "leave it out; there is nobody at its other end";
-                self.report("unneeded_transfer", (rank, at), op, message, hint);
-            }
-        }
-        let unread = [
-            (OpKind::RecvForward, bit(OpKind::Forward)),
-            (OpKind::RecvBackward, GRADIENT),
-        ];
-        for (kind, readers) in unread {
-            if marks & bit(kind) != 0 && marks & readers == 0 {
-                let op = of(kind);
-                let at = self.position(rank, op).unwrap_or(place.1);
-                let message = format!("{op} fills a buffer that no op reads, so it is never free");
-                self.report(
-                    "buffers",
-                    (rank, at),
-                    op,
-                    message,
-                    "add the op that reads it",
-                );
-            }
-        }
-    }
-
-    fn backwards(&mut self, place: (Rank, usize), backward: Op, marks: u16) {
-        let has = |kind| marks & bit(kind) != 0;
-        let (full, input, weight) = (
-            has(OpKind::Backward),
-            has(OpKind::BackwardInput),
-            has(OpKind::BackwardWeight),
-        );
-        let at = |structure: &Self, kind| {
-            let op = Op { kind, ..backward };
-            let found = structure.position(place.0, op);
-            (op, (place.0, found.unwrap_or(place.1)))
-        };
-        let rank = place.0;
-        if self.program.forward_only {
-            for kind in OpKind::ALL
-                .into_iter()
-                .filter(|&kind| marks & BACKWARDS & bit(kind) != 0)
-            {
-                let (op, place) = at(self, kind);
-                let message = format!("{op} is a backward in a forward-only plan");
-                self.report("exactly_once", place, op, message, "leave it out");
-            }
-            return;
-        }
-        let hint = "a backward is one B, or one I and one W";
-        match (full, input, weight) {
-            (false, false, false) => {
-                let message = format!("rank {rank} never runs {backward}");
-                self.report("exactly_once", place, backward, message, hint);
-            }
-            (true, false, false) | (false, true, true) => {}
-            (true, _, _) => {
-                let half = if input {
-                    OpKind::BackwardInput
-                } else {
-                    OpKind::BackwardWeight
-                };
-                let (op, place) = at(self, half);
-                let message = format!("{op} repeats what {backward} does");
-                self.report("split_backward", place, op, message, hint);
-            }
-            (false, _, _) => {
-                let (have, lack) = if input {
-                    (OpKind::BackwardInput, OpKind::BackwardWeight)
-                } else {
-                    (OpKind::BackwardWeight, OpKind::BackwardInput)
-                };
-                let (op, place) = at(self, have);
-                let message = format!("{op} has no {}", Op { kind: lack, ..op });
-                self.report("split_backward", place, op, message, hint);
-            }
-        }
-        let again = (
-            marks & RECOMPUTED_FORWARD != 0,
-            marks & RECOMPUTED_BACKWARD != 0,
-        );
-        let gradient = if full {
-            OpKind::Backward
-        } else {
-            OpKind::BackwardInput
-        };
-        if again.0 != again.1 && (full || input) {
-            let (op, place) = at(self, if again.0 { gradient } else { OpKind::Forward });
-            let other = Op {
-                kind: if again.0 { OpKind::Forward } else { gradient },
-                ..op
-            };
-            let message = format!("{other} is marked as recomputed, but {op} is not");
-            let hint = "a recomputed forward and the backward that runs it again are both marked";
-            self.report("recompute", place, op, message, hint);
-        }
-    }
-
-    fn position(&self, rank: Rank, op: Op) -> Option<usize> {
-        let ops = &self.program.ranks[rank.index()].ops;
-        ops.iter().position(|other| other.same(op))
-    }
 }
 
 /// Whether two ops may run as one overlapped pair.
@@ -540,53 +371,4 @@ fn overlaps(one: Op, other: Op) -> bool {
         .filter(|op| op.kind.gives_input_gradient())
         .count();
     forwards == 1 && gradients == 1 && (one.stage, one.unit) != (other.stage, other.unit)
-}
-
-/// The n-th send and the n-th receive of each channel must name the same tensor.
-pub(super) fn channel_pairing(program: &Program<'_>) -> Vec<Violation> {
-    let mut violations = Vec::new();
-    for (channel, [sends, recvs]) in program.channels.iter().zip(program.channel_ends()) {
-        let (source, destination) = (channel.source, channel.destination);
-        let op = |rank: Rank, at: usize| program.ranks[rank.index()].ops[at];
-        let matches = |send: Op, recv: Op| {
-            let links = program.stages[send.stage.index()];
-            let reader = if channel.backward {
-                links.previous
-            } else {
-                links.next
-            };
-            reader == recv.stage.0 && send.unit == recv.unit
-        };
-        let pairs = || {
-            sends
-                .iter()
-                .zip(&recvs)
-                .map(|(&s, &r)| (s, op(source, s), r, op(destination, r)))
-        };
-        let wrong = pairs()
-            .filter(|&(_, send, _, recv)| !matches(send, recv))
-            .count();
-        let first = pairs()
-            .enumerate()
-            .find(|&(_, (_, send, _, recv))| !matches(send, recv));
-        if let Some((n, (send_at, send, recv_at, recv))) = first {
-            let more = if wrong > 1 {
-                format!(" (and {} more pairs differ)", wrong - 1)
-            } else {
-                String::new()
-            };
-            violations.push(Violation {
-                rule: "channel_pairing",
-                rank: destination,
-                position: recv_at as u64,
-                op: recv.to_string(),
-                message: format!(
-                    "transfer {n} from rank {source} to rank {destination} is {send} at position \
-                     {send_at} there, but {recv} here{more}"
-                ),
-                hint: "both ranks name a channel's tensors in the same order".to_owned(),
-            });
-        }
-    }
-    violations
 }

@@ -213,6 +213,12 @@ def test_saved_plans_come_back(run, folder):
 def test_check_says_what_is_wrong_with_status_1(run):
     assert run("check", "1f1b", *SHAPE)[0] == 0
     assert run("check", "1f1b", *SHAPE, "--lower", "fifo", "--semantics", "all")[0] == 0
+    _, out, _ = run("check", "1f1b", *SHAPE, "--lower", "streams", "--semantics", "all", "--json")
+    report = json.loads(out)
+    assert report["ok"]
+    assert report["progress"]["streams"]
+    assert report["unpromised"][0]["op"]
+    assert run("check", "1f1b", *SHAPE, "--lower", "streams", "--semantics", "rendezvous")[0] == 1
     Path("wrong.csv").write_text("0B0,0F0\n1F0,1B0\n")
     status, out, err = run("check", "--plan", "wrong.csv")
     assert (status, out) == (1, "")

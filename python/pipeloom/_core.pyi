@@ -299,152 +299,6 @@ class Layout:
     def __hash__(self) -> int: ...
     def __getnewargs_ex__(self) -> tuple[tuple[str], dict[str, Any]]: ...
 
-def p2p_order(
-    rank: SupportsIndex,
-    have: Iterable[Literal["send_next", "recv_prev", "send_prev", "recv_next"]],
-    /,
-) -> list[str]:
-    """The order in which a rank makes the transfers of a synchronous exchange.
-
-    Even ranks send next, receive previous, send previous, receive next; odd ranks receive
-    previous, send next, receive next, send previous.
-
-    Args:
-        rank: the rank.
-        have: the transfers that are made, in any order, each once.
-
-    Returns:
-        Their names in order.
-
-    Raises:
-        ConfigError: if a name is unknown or stands twice.
-
-    Examples:
-        >>> import pipeloom as pl
-        >>> pl.p2p_order(0, ["recv_prev", "send_next"])
-        ['send_next', 'recv_prev']
-        >>> pl.p2p_order(1, ["recv_prev", "send_next"])
-        ['recv_prev', 'send_next']
-    """
-
-def plan_from_saved(text: str, /) -> Plan:
-    """The plan of a saved text; pickles call it."""
-
-@final
-class Plan:
-    def lower(
-        self,
-        p2p: Literal["auto", "streams", "fifo", "batched", "even_odd"] = "auto",
-        backend: str | None = None,
-        prefetch: SupportsIndex = 1,
-    ) -> Plan:
-        """This plan with sends and receives.
-
-        Args:
-            p2p: where transfers stand (docs/format.md); "auto" follows the backend.
-            backend: the transport that will run it, for "auto": "local", "gloo", "nccl", ...
-            prefetch: for "streams", how many compute ops ahead receives are posted; 1: directly
-                before the op that needs them.
-
-        Returns:
-            The lowered plan. Transfers that this plan has already are replaced.
-
-        Raises:
-            ConfigError: if an argument is out of range or unknown.
-            CheckError: if the compute order deadlocks.
-
-        Examples:
-            >>> pl.plan("1f1b", pp=2, num_microbatches=1).lower().ops(0)
-            ['0F0', '0SEND_F0', '0RECV_B0', '0B0']
-        """
-
-    def buffers(
-        self,
-        rank: SupportsIndex,
-        channel: tuple[SupportsIndex, SupportsIndex, str] | tuple[SupportsIndex, str] | str,
-        /,
-    ) -> int:
-        """Receive buffers that a rank needs for a channel of a lowered plan.
-
-        A buffer is taken when its receive is posted and free after the last op that reads it: the
-        backward of its microbatch (its W half if split), or the forward if there is no backward.
-
-        Args:
-            rank: the receiving rank.
-            channel: (source, destination, "forward" or "backward"), the same without the
-                destination, or the direction alone where the rank has one source in it.
-
-        Returns:
-            The most messages of the channel that are posted and not yet free; 0 without source.
-
-        Raises:
-            ConfigError: if the plan has no transfers or the channel does not end at the rank.
-
-        Examples:
-            >>> pl.plan("1f1b", pp=4, num_microbatches=8).lower().buffers(1, "forward")
-            3
-        """
-
-    def to_csv(self, path: str | PathLike[str] | None = None, comms: bool = False) -> str | None:
-        """Writes PyTorch's CSV.
-
-        Args:
-            path: the file; None: return the text.
-            comms: whether sends and receives are in it, for lowered plans.
-
-        Returns:
-            The text, or None if it was written to `path`.
-
-        Raises:
-            ConfigError: if `comms` is asked of a plan without transfers.
-            OSError: if the file can't be written.
-
-        Examples:
-            >>> pl.plan("1f1b", pp=1, num_microbatches=2).to_csv()
-            '0F0,0B0,0F1,0B1\n'
-        """
-
-    @staticmethod
-    def from_csv(text_or_path: str | PathLike[str], /) -> Plan:
-        """Reads PyTorch's CSV, with or without sends and receives.
-
-        Args:
-            text_or_path: the text, or a path to it (docs/format.md says which is which).
-
-        Returns:
-            The plan, whose shape follows from its ops.
-
-        Raises:
-            ParseError: if a field is no op; it names row and column.
-            CheckError: if the ops break rules; `violations` has all of them.
-            OSError: if the file can't be read.
-
-        Examples:
-            >>> pl.Plan.from_csv("0F0,,0B0\n1F0,1B0\n").ops(0)
-            ['0F0', '0B0']
-        """
-
-    @property
-    def dropped_actions(self) -> list[tuple[int, int, str]]:
-        """(rank, column, text) of the sharding actions of the CSV that this plan was read from."""
-
-    def save(self, path: str | PathLike[str], /) -> None:
-        """Writes the plan to a file that `load` reads back exactly.
-
-        Raises:
-            OSError: if the file can't be written; what was there before stays.
-        """
-
-    @staticmethod
-    def load(path: str | PathLike[str], /) -> Plan:
-        """Reads a saved plan.
-
-        Raises:
-            ParseError: if the file is damaged, no saved plan, or of a newer format.
-            CheckError: if its ops break rules.
-            OSError: if the file can't be read.
-        """
-
 @final
 class Costs:
     """What ops and transfers cost, in any one unit of time and any one unit of memory.
@@ -620,60 +474,193 @@ class Timeline:
     def gap(self) -> float:
         """makespan / lower_bound - 1: 0 if the order is provably the best."""
 
-_Part: TypeAlias = tuple[float | None, float | None, tuple[int, int] | None]
+def p2p_order(
+    rank: SupportsIndex,
+    have: Iterable[Literal["send_next", "recv_prev", "send_prev", "recv_next"]],
+    /,
+) -> list[str]:
+    """The order in which a rank makes the transfers of a synchronous exchange.
 
-@final
-class Drawing:
-    """A plan with a start and an end for each op; `pipeloom.plot` draws it.
+    Even ranks send next, receive previous, send previous, receive next; odd ranks receive
+    previous, send next, receive next, send previous.
 
-    A part is (from, to, ranks): times in the caller's unit, None for an open end; ranks is
-    (first, past), None for all.
+    Args:
+        rank: the rank.
+        have: the transfers that are made, in any order, each once.
+
+    Returns:
+        Their names in order.
+
+    Raises:
+        ConfigError: if a name is unknown or stands twice.
+
+    Examples:
+        >>> import pipeloom as pl
+        >>> pl.p2p_order(0, ["recv_prev", "send_next"])
+        ['send_next', 'recv_prev']
+        >>> pl.p2p_order(1, ["recv_prev", "send_next"])
+        ['recv_prev', 'send_next']
     """
 
-    def __new__(
-        cls,
-        plan: Plan,
-        start: Sequence[NDArray[np.int64]],
-        end: Sequence[NDArray[np.int64]],
-        *,
-        ticks_per_unit: int = 1,
-    ) -> Drawing:
-        """The drawing of measured times, in ticks."""
+def plan_from_saved(text: str, /) -> Plan:
+    """The plan of a saved text; pickles call it."""
+
+@final
+class Plan:
+    def lower(
+        self,
+        p2p: Literal["auto", "streams", "fifo", "batched", "even_odd"] = "auto",
+        backend: str | None = None,
+        prefetch: SupportsIndex = 1,
+    ) -> Plan:
+        """This plan with sends and receives.
+
+        Args:
+            p2p: where transfers stand (docs/format.md); "auto" follows the backend.
+            backend: the transport that will run it, for "auto": "local", "gloo", "nccl", ...
+            prefetch: for "streams", how many compute ops ahead receives are posted; 1: directly
+                before the op that needs them.
+
+        Returns:
+            The lowered plan. Transfers that this plan has already are replaced.
+
+        Raises:
+            ConfigError: if an argument is out of range or unknown.
+            CheckError: if the compute order deadlocks.
+
+        Examples:
+            >>> pl.plan("1f1b", pp=2, num_microbatches=1).lower().ops(0)
+            ['0F0', '0SEND_F0', '0RECV_B0', '0B0']
+        """
+
+    def buffers(
+        self,
+        rank: SupportsIndex,
+        channel: tuple[SupportsIndex, SupportsIndex, str] | tuple[SupportsIndex, str] | str,
+        /,
+    ) -> int:
+        """Receive buffers that a rank needs for a channel of a lowered plan.
+
+        A buffer is taken when its receive is posted and free after the last op that reads it: the
+        backward of its microbatch (its W half if split), or the forward if there is no backward.
+
+        Args:
+            rank: the receiving rank.
+            channel: (source, destination, "forward" or "backward"), the same without the
+                destination, or the direction alone where the rank has one source in it.
+
+        Returns:
+            The most messages of the channel that are posted and not yet free; 0 without source.
+
+        Raises:
+            ConfigError: if the plan has no transfers or the channel does not end at the rank.
+
+        Examples:
+            >>> pl.plan("1f1b", pp=4, num_microbatches=8).lower().buffers(1, "forward")
+            3
+        """
+
+    def to_csv(self, path: str | PathLike[str] | None = None, comms: bool = False) -> str | None:
+        """Writes PyTorch's CSV.
+
+        Args:
+            path: the file; None: return the text.
+            comms: whether sends and receives are in it, for lowered plans.
+
+        Returns:
+            The text, or None if it was written to `path`.
+
+        Raises:
+            ConfigError: if `comms` is asked of a plan without transfers.
+            OSError: if the file can't be written.
+
+        Examples:
+            >>> pl.plan("1f1b", pp=1, num_microbatches=2).to_csv()
+            '0F0,0B0,0F1,0B1\n'
+        """
 
     @staticmethod
-    def predicted(timeline: Timeline, /, *, critical_path: bool = False) -> Drawing:
-        """The drawing of a simulated plan, with its memory."""
+    def from_csv(text_or_path: str | PathLike[str], /) -> Plan:
+        """Reads PyTorch's CSV, with or without sends and receives.
 
-    def grid(self, part: _Part, *, width: SupportsIndex | None = None, color: bool = False) -> str:
-        """The grid of text; see `pipeloom.plot.grid`."""
+        Args:
+            text_or_path: the text, or a path to it (docs/format.md says which is which).
 
-    def svg(
-        self,
-        part: _Part,
-        *,
-        width: SupportsIndex | None = None,
-        memory: bool = False,
-        critical_path: bool = False,
-    ) -> str:
-        """The SVG picture; see `pipeloom.plot.svg`."""
+        Returns:
+            The plan, whose shape follows from its ops.
 
-    def trace(self, part: _Part, *, microseconds_per_unit: SupportsIndex) -> str:
-        """The Chrome trace; see `pipeloom.plot.trace`."""
+        Raises:
+            ParseError: if a field is no op; it names row and column.
+            CheckError: if the ops break rules; `violations` has all of them.
+            OSError: if the file can't be read.
 
-    def boxes(self, part: _Part, /) -> list[tuple[int, str, str, str, float, float, int]]:
-        """(rank, label, fill, ink, start, end, half) of each box.
+        Examples:
+            >>> pl.Plan.from_csv("0F0,,0B0\n1F0,1B0\n").ops(0)
+            ['0F0', '0B0']
+        """
 
-        half is 0 for a whole row, 1 for its upper and 2 for its lower half.
+    def check(self, semantics: str | Sequence[str] | None = None) -> Report:
+        """Checks every rule a plan must meet, and that no ranks wait for each other.
+
+        Args:
+            semantics: under which semantics the plan must progress: a name, or several; None:
+                those that it promises (`plan.semantics`); "all": each is reported, and those that
+                the plan does not promise may fail.
+
+        Returns:
+            The report, if nothing is wrong.
+
+        Raises:
+            CheckError: if a rule is broken or the plan gets stuck; `violations` has all of them,
+                each with rule, rank, position, op, message and hint.
+            ConfigError: if a semantics is unknown, or is about transfers and the plan has none.
+
+        Examples:
+            >>> pl.plan("1f1b", pp=2, num_microbatches=2).check()
+            Report(ok=True, violations=0, unpromised=0)
+        """
+
+    def simulate(
+        self, costs: Costs, semantics: str = "buffered", link_contention: bool = False
+    ) -> Timeline:
+        """Runs the plan at the given costs.
+
+        Args:
+            costs: what ops and transfers take.
+            semantics: what transfers may do to the program; all but "buffered" need a lowered
+                plan.
+            link_contention: whether transfers between two ranks take their turns, per direction.
+
+        Returns:
+            When each op runs, and what that says of time and memory.
+
+        Raises:
+            ConfigError: if the costs do not fit the plan or may overflow, or the semantics is
+                unknown or needs transfers that the plan has not.
+            CheckError: if the plan gets stuck under the semantics.
+
+        Examples:
+            >>> pl.plan("1f1b", pp=2, num_microbatches=2).simulate(pl.Costs())
+            Timeline(makespan=9, span=9, bubble_ratio=0.3333, semantics="buffered")
         """
 
     @property
-    def legend(self) -> list[tuple[str, str]]:
-        """(name, fill) of each kind of op."""
+    def dropped_actions(self) -> list[tuple[int, int, str]]:
+        """(rank, column, text) of the sharding actions of the CSV that this plan was read from."""
 
-    @property
-    def headline(self) -> str:
-        """Schedule, shape, makespan, bubble, peak memory."""
+    def save(self, path: str | PathLike[str], /) -> None:
+        """Writes the plan to a file that `load` reads back exactly.
 
-    @property
-    def extent(self) -> tuple[float, float]:
-        """First and last time."""
+        Raises:
+            OSError: if the file can't be written; what was there before stays.
+        """
+
+    @staticmethod
+    def load(path: str | PathLike[str], /) -> Plan:
+        """Reads a saved plan.
+
+        Raises:
+            ParseError: if the file is damaged, no saved plan, or of a newer format.
+            CheckError: if its ops break rules.
+            OSError: if the file can't be read.
+        """

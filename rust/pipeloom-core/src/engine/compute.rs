@@ -1,51 +1,131 @@
 //! Compute ops: what they wait for, how long they take, whom they serve.
 
-use super::{BACKWARD_DONE, Engine, FORWARD_DONE, NO_SLOT, NONE};
-use crate::cost::StageTicks;
+use super::{BACKWARD_DONE, Engine, FORWARD_DONE, NO_SLOT, NONE, Program, StageLinks};
+use crate::cost::{StageTicks, Ticks};
 use crate::op::{Flags, Op, OpKind};
 use crate::semantics::Semantics;
 
+/// Where a stage's messages of one direction go.
+#[derive(Clone, Copy)]
+struct Reader {
+    /// Rank of the stage that reads them; [`NONE`] if there is none.
+    rank: u32,
+    /// [`NONE`] if they stay on the rank.
+    channel: u32,
+    time: i64,
+}
+
+/// What running an op of a stage takes, in as few look-ups as can be.
+pub(super) struct Row {
+    /// By kind.
+    durations: [i64; 4],
+    /// Forward and backward.
+    readers: [Reader; 2],
+}
+
+/// The rows of a program; without ticks nothing takes time.
+pub(super) fn rows(program: &Program<'_>, ticks: Option<&Ticks>) -> Vec<Row> {
+    let rank_of = |stage: u32| {
+        program
+            .stages
+            .get(stage as usize)
+            .map_or(NONE, |links| links.rank)
+    };
+    let row = |(at, links): (usize, &StageLinks)| {
+        let ticks = ticks.map(|ticks| &ticks.stages[at]);
+        let reader = |stage, channel, time: Option<i64>| Reader {
+            rank: rank_of(stage),
+            channel,
+            time: time.unwrap_or(0),
+        };
+        let [send_forward, _, send_backward, _] = links.channels;
+        Row {
+            durations: ticks.map_or([0; 4], |ticks| {
+                [
+                    ticks.forward,
+                    ticks.backward,
+                    ticks.backward_input,
+                    ticks.backward_weight,
+                ]
+            }),
+            readers: [
+                reader(links.next, send_forward, ticks.map(|ticks| ticks.to_next)),
+                reader(
+                    links.previous,
+                    send_backward,
+                    ticks.map(|ticks| ticks.to_previous),
+                ),
+            ],
+        }
+    };
+    program.stages.iter().enumerate().map(row).collect()
+}
+
 impl<const TIMED: bool> Engine<'_, TIMED> {
-    /// Runs one compute op if what it reads is there; if not, says which slot it waits for.
+    /// Runs compute ops that stand alone, until one has to wait or another kind of op comes.
     #[inline]
-    pub(super) fn compute(&mut self, rank: usize, op: Op) -> Result<(), usize> {
-        let start = self.ready(op)?.max(self.now[rank]);
-        let end = start + self.take(rank, 1, start, |stages| duration(stages, op, None));
-        self.finish(op, end);
-        Ok(())
+    pub(super) fn compute_run(&mut self, rank: usize, ops: &[Op]) {
+        let (mut at, mut now, mut busy) = (self.at[rank], self.now[rank], 0);
+        while let Some(&op) = ops.get(at) {
+            let plain = op.kind.is_compute() && !op.flags.has(Flags::PAIR_FIRST);
+            if !plain || !self.program.in_range(op) {
+                break;
+            }
+            let start = match self.ready(op) {
+                Ok(ready) => ready.max(now),
+                Err(slot) => {
+                    self.waits_for[rank] = slot;
+                    break;
+                }
+            };
+            if TIMED {
+                let mut duration = self.rows[op.stage.index()].durations[op.kind as usize & 3];
+                if op.flags.has(Flags::RECOMPUTE) {
+                    duration += self
+                        .ticks
+                        .map_or(0, |ticks| recompute_duration(&ticks.stages, op));
+                }
+                now = start + duration;
+                busy += duration;
+                self.times.set(rank, at, start, now);
+            }
+            at += 1;
+            self.finish(op, now);
+        }
+        self.at[rank] = at;
+        self.now[rank] = now;
+        self.busy[rank] += busy;
     }
 
-    /// Runs an overlapped pair when both halves can run.
+    /// Runs an overlapped pair when both halves can run, or its first half if it has no second.
     #[cold]
-    pub(super) fn compute_pair(&mut self, rank: usize, op: Op, second: Op) -> Result<(), usize> {
-        let start = self.ready(op)?.max(self.ready(second)?).max(self.now[rank]);
-        let end = start + self.take(rank, 2, start, |stages| duration(stages, op, Some(second)));
-        self.finish(op, end);
-        self.finish(second, end);
-        Ok(())
-    }
-
-    /// The rank is busy with its next `num_ops` ops; returns for how long.
-    #[inline]
-    fn take(
+    pub(super) fn compute_block(
         &mut self,
         rank: usize,
-        num_ops: usize,
-        start: i64,
-        duration: impl Fn(&[StageTicks]) -> i64,
-    ) -> i64 {
+        op: Op,
+        second: Option<Op>,
+    ) -> Result<(), usize> {
+        let second = second.filter(|&op| self.program.in_range(op));
+        let mut start = self.ready(op)?.max(self.now[rank]);
+        if let Some(second) = second {
+            start = start.max(self.ready(second)?);
+        }
+        let duration = self
+            .ticks
+            .map_or(0, |ticks| duration(&ticks.stages, op, second));
         let at = self.at[rank];
-        self.at[rank] = at + num_ops;
-        let Some(ticks) = self.ticks.filter(|_| TIMED) else {
-            return 0;
-        };
-        let duration = duration(&ticks.stages);
+        self.at[rank] = at + 1 + usize::from(second.is_some());
         self.now[rank] = start + duration;
         self.busy[rank] += duration;
-        for at in at..at + num_ops {
-            self.times.set(rank, at, start, start + duration);
+        for at in at..self.at[rank] {
+            if TIMED {
+                self.times.set(rank, at, start, start + duration);
+            }
         }
-        duration
+        for op in [Some(op), second].into_iter().flatten() {
+            self.finish(op, start + duration);
+        }
+        Ok(())
     }
 
     /// When the op's message can be used, or the slot it waits for.
@@ -110,15 +190,11 @@ impl<const TIMED: bool> Engine<'_, TIMED> {
     #[inline]
     fn finish(&mut self, op: Op, end: i64) {
         let cell = self.program.cell(op);
-        let links = &self.program.stages[op.stage.index()];
-        let (mark, reader, slot, channel) = match op.kind {
-            OpKind::Forward => {
-                let slot = cell + self.program.stride;
-                (FORWARD_DONE, links.next, slot, links.channels[0])
-            }
+        let (mark, direction, slot) = match op.kind {
+            OpKind::Forward => (FORWARD_DONE, 0, cell + self.program.stride),
             OpKind::Backward | OpKind::BackwardInput => {
                 let slot = (cell + self.done.len()).wrapping_sub(self.program.stride);
-                (BACKWARD_DONE, links.previous, slot, links.channels[2])
+                (BACKWARD_DONE, 1, slot)
             }
             OpKind::BackwardWeight
             | OpKind::SendForward
@@ -127,35 +203,33 @@ impl<const TIMED: bool> Engine<'_, TIMED> {
             | OpKind::RecvBackward => return,
         };
         self.done[cell] |= mark;
-        if reader == NONE {
+        let reader = self.rows[op.stage.index()].readers[direction];
+        if reader.rank == NONE {
             return;
         }
-        if channel == NONE {
+        if reader.channel == NONE {
             self.messages[slot] = end;
         } else if self.semantics == Semantics::Buffered {
-            let usable = self.usable(channel, end);
+            let usable = if TIMED { self.usable(reader, end) } else { end };
             if self.program.lowered {
                 self.messages[slot] = !usable;
             } else {
-                self.deliver(self.program.stages[reader as usize].rank, slot, usable);
+                self.deliver(reader.rank, slot, usable);
             }
         }
     }
 
     /// When a buffered message made at `end` can be used.
     #[inline]
-    fn usable(&mut self, channel: u32, end: i64) -> i64 {
-        if !TIMED {
-            return end;
-        }
-        let time = self.channel_time(channel);
+    fn usable(&mut self, reader: Reader, end: i64) -> i64 {
         if !self.link_contention {
-            return end + time;
+            return end + reader.time;
         }
         // One rank sends on a link, in its own order, so that order is the order of the link.
-        let free = &mut self.link_free[self.program.links[channel as usize] as usize];
-        *free = (*free).max(end) + time;
-        *free
+        let link = self.program.links[reader.channel as usize] as usize;
+        let free = self.link_free[link].max(end) + reader.time;
+        self.link_free[link] = free;
+        free
     }
 }
 

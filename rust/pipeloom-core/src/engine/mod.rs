@@ -21,6 +21,7 @@ use std::collections::BinaryHeap;
 use crate::cost::Ticks;
 use crate::op::{Op, OpKind};
 use crate::semantics::Semantics;
+use compute::{Row, rows};
 pub(crate) use compute::{duration, pair_second};
 pub(crate) use program::{NONE, Program, StageLinks};
 pub(crate) use times::Times;
@@ -42,6 +43,7 @@ pub(crate) struct Engine<'a, const TIMED: bool> {
     ticks: Option<&'a Ticks>,
     /// Time of a transfer on each channel; empty without times.
     channel_times: Vec<i64>,
+    rows: Vec<Row>,
     link_contention: bool,
     /// Messages: forward ones by the reader's cell, then backward ones. Negative: not sent; the
     /// complement of a time: made, and usable at that time once sent.
@@ -130,6 +132,7 @@ impl<'a, const TIMED: bool> Engine<'a, TIMED> {
             semantics,
             ticks,
             channel_times: ticks.map_or_else(Vec::new, |ticks| program.channel_times(ticks)),
+            rows: rows(program, ticks),
             link_contention,
             messages,
             done: vec![0; cells],
@@ -195,22 +198,18 @@ impl<'a, const TIMED: bool> Engine<'a, TIMED> {
         let ops = &program.ranks[rank].ops;
         self.waits_for[rank] = NO_SLOT;
         while self.streams[rank].open == 0 {
+            self.compute_run(rank, ops);
             let at = self.at[rank];
-            let Some(&op) = ops.get(at) else { return };
+            let Some(&op) = ops.get(at).filter(|_| self.waits_for[rank] == NO_SLOT) else {
+                return;
+            };
             if !program.in_range(op) {
                 self.at[rank] += 1;
             } else if !op.kind.is_compute() {
                 self.transfer(rank, op);
-            } else {
-                let second = pair_second(ops, at).filter(|&op| program.in_range(op));
-                let result = match second {
-                    None => self.compute(rank, op),
-                    Some(second) => self.compute_pair(rank, op, second),
-                };
-                if let Err(slot) = result {
-                    self.waits_for[rank] = slot;
-                    return;
-                }
+            } else if let Err(slot) = self.compute_block(rank, op, pair_second(ops, at)) {
+                self.waits_for[rank] = slot;
+                return;
             }
         }
     }

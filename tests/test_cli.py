@@ -374,9 +374,9 @@ def test_ctrl_c_between_calls_ends_with_130():
 
 def test_ctrl_c_inside_a_long_call_ends_with_130():
     script = (
-        "import hashlib, sys; from pipeloom.cli.interrupt import prompt_interrupts\n"
+        "import hashlib, threading; from pipeloom.cli.interrupt import prompt_interrupts\n"
         "with prompt_interrupts(130):\n"
-        "    print('ready', flush=True)\n"
+        "    threading.Timer(0.5, print, ['ready'], {'flush': True}).start()\n"
         "    hashlib.pbkdf2_hmac('sha256', b'', b'', 10**9)"
     )
     process = subprocess.Popen(

@@ -664,3 +664,61 @@ class Plan:
             CheckError: if its ops break rules.
             OSError: if the file can't be read.
         """
+
+_Part: TypeAlias = tuple[float | None, float | None, tuple[int, int] | None]
+
+@final
+class Drawing:
+    """A plan with a start and an end for each op; `pipeloom.plot` draws it.
+
+    A part is (from, to, ranks): times in the caller's unit, None for an open end; ranks is
+    (first, past), None for all.
+    """
+
+    def __new__(
+        cls,
+        plan: Plan,
+        start: Sequence[NDArray[np.int64]],
+        end: Sequence[NDArray[np.int64]],
+        *,
+        ticks_per_unit: int = 1,
+    ) -> Drawing:
+        """The drawing of measured times, in ticks."""
+
+    @staticmethod
+    def predicted(timeline: Timeline, /, *, critical_path: bool = False) -> Drawing:
+        """The drawing of a simulated plan, with its memory."""
+
+    def grid(self, part: _Part, *, width: SupportsIndex | None = None, color: bool = False) -> str:
+        """The grid of text; see `pipeloom.plot.grid`."""
+
+    def svg(
+        self,
+        part: _Part,
+        *,
+        width: SupportsIndex | None = None,
+        memory: bool = False,
+        critical_path: bool = False,
+    ) -> str:
+        """The SVG picture; see `pipeloom.plot.svg`."""
+
+    def trace(self, part: _Part, *, microseconds_per_unit: SupportsIndex) -> str:
+        """The Chrome trace; see `pipeloom.plot.trace`."""
+
+    def boxes(self, part: _Part, /) -> list[tuple[int, str, str, str, float, float, int]]:
+        """(rank, label, fill, ink, start, end, half) of each box.
+
+        half is 0 for a whole row, 1 for its upper and 2 for its lower half.
+        """
+
+    @property
+    def legend(self) -> list[tuple[str, str]]:
+        """(name, fill) of each kind of op."""
+
+    @property
+    def headline(self) -> str:
+        """Schedule, shape, makespan, bubble, peak memory."""
+
+    @property
+    def extent(self) -> tuple[float, float]:
+        """First and last time."""

@@ -32,8 +32,6 @@ mod _core {
     #[pymodule_export]
     use crate::plan_text::{p2p_order, plan_from_saved};
     #[pymodule_export]
-    use crate::plan_text::{p2p_order, plan_from_saved};
-    #[pymodule_export]
     use crate::render::Drawing;
     #[pymodule_export]
     use crate::report::Report;

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 _Number: TypeAlias = SupportsFloat | SupportsIndex
 _Numbers: TypeAlias = _Number | Sequence[_Number] | NDArray[Any]
 _Links: TypeAlias = _Number | Sequence[Sequence[_Number]] | NDArray[Any]
+_Part: TypeAlias = tuple[float | None, float | None, tuple[int, int] | None]
 _Placement: TypeAlias = Literal["loop", "v", "wave", "bidirectional"]
 
 @final
@@ -664,8 +665,6 @@ class Plan:
             CheckError: if its ops break rules.
             OSError: if the file can't be read.
         """
-
-_Part: TypeAlias = tuple[float | None, float | None, tuple[int, int] | None]
 
 @final
 class Drawing:

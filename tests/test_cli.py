@@ -213,6 +213,12 @@ def test_saved_plans_come_back(run, folder):
 def test_check_says_what_is_wrong_with_status_1(run):
     assert run("check", "1f1b", *SHAPE)[0] == 0
     assert run("check", "1f1b", *SHAPE, "--lower", "fifo", "--semantics", "all")[0] == 0
+    _, out, _ = run("check", "1f1b", *SHAPE, "--lower", "streams", "--semantics", "all", "--json")
+    report = json.loads(out)
+    assert report["ok"]
+    assert report["progress"]["streams"]
+    assert report["unpromised"][0]["op"]
+    assert run("check", "1f1b", *SHAPE, "--lower", "streams", "--semantics", "rendezvous")[0] == 1
     Path("wrong.csv").write_text("0B0,0F0\n1F0,1B0\n")
     status, out, err = run("check", "--plan", "wrong.csv")
     assert (status, out) == (1, "")
@@ -368,9 +374,9 @@ def test_ctrl_c_between_calls_ends_with_130():
 
 def test_ctrl_c_inside_a_long_call_ends_with_130():
     script = (
-        "import hashlib, sys; from pipeloom.cli.interrupt import prompt_interrupts\n"
+        "import hashlib, threading; from pipeloom.cli.interrupt import prompt_interrupts\n"
         "with prompt_interrupts(130):\n"
-        "    print('ready', flush=True)\n"
+        "    threading.Timer(0.5, print, ['ready'], {'flush': True}).start()\n"
         "    hashlib.pbkdf2_hmac('sha256', b'', b'', 10**9)"
     )
     process = subprocess.Popen(

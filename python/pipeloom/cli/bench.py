@@ -66,19 +66,19 @@ def run(arguments: argparse.Namespace) -> int:
         "check all that is promised": (lowered.check, lowered.num_ops),
         "simulate": (lambda: plan.simulate(costs), plan.num_ops),
     }
-    rows = []
-    for name, (step, ops) in steps.items():
-        seconds = min(_timed(step) for _ in range(arguments.repeat))
-        rows.append(
-            {"step": name, "ops": ops, "seconds": seconds, "ns_per_op": seconds / ops * 1e9}
-        )
+    best = {
+        name: min(_timed(step) for _ in range(arguments.repeat))
+        for name, (step, _) in steps.items()
+    }
+    rows = [(name, ops, best[name], best[name] / ops * 1e9) for name, (_, ops) in steps.items()]
     if arguments.json:
-        options.print_json({"plan": repr(plan), "repeat": arguments.repeat, "steps": rows})
+        keys = ("step", "ops", "seconds", "ns_per_op")
+        dicts = [dict(zip(keys, row, strict=True)) for row in rows]
+        options.print_json({"plan": repr(plan), "repeat": arguments.repeat, "steps": dicts})
         return 0
     print(f"{plan!r}, best of {arguments.repeat}")
     lines = [
-        (row["step"], f"{row['ops']}", f"{row['seconds'] * 1e3:.3f}", f"{row['ns_per_op']:.1f}")
-        for row in rows
+        (name, str(ops), f"{seconds * 1e3:.3f}", f"{each:.1f}") for name, ops, seconds, each in rows
     ]
     print(options.table([("STEP", "OPS", "MS", "NS AN OP"), *lines], right=[1, 2, 3]))
     return 0

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import sys
 import threading
 from typing import TYPE_CHECKING
@@ -44,12 +43,12 @@ def prompt_interrupts(status: int) -> Iterator[None]:
         yield
         return
     _held.clear()
-    reader, writer = socket.socketpair()
-    writer.setblocking(False)
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
     done = threading.Event()
 
     def watch() -> None:
-        while number := reader.recv(1):
+        while number := os.read(reader, 1):
             interrupted = number[0] == signal.SIGINT and not _held.is_set()
             if interrupted and not done.wait(GRACE_S):
                 os.write(
@@ -57,7 +56,7 @@ def prompt_interrupts(status: int) -> Iterator[None]:
                 )
                 os._exit(status)
 
-    before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     thread = threading.Thread(target=watch, name="pipeloom-interrupt", daemon=True)
     thread.start()
     try:
@@ -65,6 +64,6 @@ def prompt_interrupts(status: int) -> Iterator[None]:
     finally:
         done.set()
         signal.set_wakeup_fd(before)
-        writer.close()
+        os.close(writer)
         thread.join()
-        reader.close()
+        os.close(reader)

@@ -241,15 +241,7 @@ def costs_of(arguments: argparse.Namespace) -> Costs:
 
 def cost_values(arguments: argparse.Namespace) -> dict[str, Any]:
     """Give the arguments of `pipeloom.Costs` that options and file give."""
-    values: dict[str, Any] = {}
-    if arguments.costs is not None:
-        try:
-            values = json.loads(arguments.costs.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise pl.ParseError(f"{arguments.costs} is not JSON: {error}\nhint: {_FILE}") from None
-        if not isinstance(values, dict) or not set(values) <= set(_COSTS):
-            unknown = sorted(set(values) - set(_COSTS)) if isinstance(values, dict) else "a list"
-            raise pl.ParseError(f"{arguments.costs} has unknown costs: {unknown}\nhint: {_FILE}")
+    values = {} if arguments.costs is None else _read_costs(arguments.costs)
     for name in _COSTS:
         given = getattr(arguments, f"cost_{name}")
         if given is not None:
@@ -257,7 +249,18 @@ def cost_values(arguments: argparse.Namespace) -> dict[str, Any]:
     return values
 
 
-_FILE = "write an object with some of " + ", ".join(_COSTS)
+def _read_costs(path: Path) -> dict[str, Any]:
+    hint = "write an object with some of " + ", ".join(_COSTS)
+    try:
+        values: object = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise pl.ParseError(f"{path} is not JSON: {error}\nhint: {hint}") from None
+    if not isinstance(values, dict):
+        raise pl.ParseError(f"{path} holds no JSON object\nhint: {hint}")
+    unknown = sorted(set(values) - set(_COSTS))
+    if unknown:
+        raise pl.ParseError(f"{path} has unknown costs: {unknown}\nhint: {hint}")
+    return values
 
 
 def print_json(value: object) -> None:

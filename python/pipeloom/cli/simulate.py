@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         options.print_json({"plan": repr(plan), **report(timeline, plan.pp)})
         return 0
-    print(plan)
+    print(repr(plan))
     facts = [
         ("makespan", f"{timeline.makespan:g}", "first start to last end"),
         ("span", f"{timeline.span:g}", "the longest of one rank"),

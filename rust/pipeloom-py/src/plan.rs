@@ -276,6 +276,10 @@ impl Plan {
         hasher.finish()
     }
 
+    fn __str__(&self, py: Python<'_>) -> PyResult<String> {
+        detach(py, || Ok(pipeloom_core::render::grid::of_plan(&self.0)))
+    }
+
     fn __repr__(&self) -> String {
         self.0.describe()
     }

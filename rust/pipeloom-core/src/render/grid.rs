@@ -8,9 +8,13 @@ use std::fmt::Write as _;
 
 use super::{Block, COMPUTE_KINDS, Drawing, Lane, View, Window};
 use super::{chunk_letter, decimal, is_pair_second, kind_name, palette};
+use crate::cost::Costs;
 use crate::error::{Error, Result};
 use crate::ids::Rank;
 use crate::op::{Flags, Op};
+use crate::plan::Plan;
+use crate::semantics::Semantics;
+use crate::simulate::simulate;
 
 /// Most characters of a row without a width.
 const MAX_WIDTH: usize = 20_000;
@@ -60,6 +64,20 @@ pub fn grid(drawing: &Drawing, options: &GridOptions) -> Result<String> {
     write_legend(&mut text, drawing, &spans, options.color);
     write_scale(&mut text, view, &spans, columns);
     Ok(text)
+}
+
+/// Most ops of a plan that prints as a grid.
+const MAX_PRINTED: u64 = 100_000;
+
+/// The grid of a plan at unit costs (`F`, `I`, `W` take 1, `B` takes 2); the plan's one line if it
+/// has too many ops to be read, or can't run.
+pub fn of_plan(plan: &Plan) -> String {
+    if plan.total_len() > MAX_PRINTED {
+        return plan.describe();
+    }
+    simulate(plan, &Costs::default(), Semantics::Buffered, false)
+        .and_then(|timeline| grid(&Drawing::predicted(&timeline)?, &GridOptions::default()))
+        .map_or_else(|_| plan.describe(), |text| text.trim_end().to_owned())
 }
 
 /// A stretch of a row that shows one op. Times are half ticks since the window's begin, so that

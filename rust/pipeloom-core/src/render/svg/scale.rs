@@ -67,6 +67,9 @@ impl Picture<'_> {
         }
         self.swatch(palette::BUBBLE, x, y);
         x = self.legend_text("idle", x + 12 * PX, y);
+        if self.frame.comm {
+            x = self.legend_text("below: transfers", x - 8 * PX, y);
+        }
         if options.critical_path {
             let _ = writeln!(
                 self.text,

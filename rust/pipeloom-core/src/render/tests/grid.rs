@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::cost::{Number, Values};
-use crate::render::grid::{GridOptions, grid};
+use crate::render::grid::{GridOptions, grid, of_plan};
 
 #[track_caller]
 fn check(drawing: &Drawing, options: &GridOptions, expected: &str) {
@@ -159,4 +159,15 @@ rank 1 |.  F0 B0-- F1 B1--   .
 F forward   B backward   . idle   - goes on
 ",
     );
+}
+
+#[test]
+fn small_plans_print_as_grids_and_large_ones_as_a_line() {
+    let small = of_plan(&plan("1f1b", 2, None, 2));
+    assert!(
+        small.ends_with("idle   - goes on") && small.lines().count() == 5,
+        "{small}"
+    );
+    let large = plan("1f1b", 64, None, 1000);
+    assert_eq!(of_plan(&large), large.describe());
 }

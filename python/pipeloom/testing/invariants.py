@@ -239,5 +239,5 @@ def dearer_is_later(plan: pl.Plan, costs: dict[str, Any], name: str) -> None:
     assert after >= before, f"one more {name}: {before} became {after}"
 
 
-def _one_more(cost: Any) -> Any:  # noqa: ANN401 - a number, or lists of them
+def _one_more(cost: Any) -> Any:
     return [_one_more(each) for each in cost] if isinstance(cost, list) else cost + 1

@@ -28,7 +28,7 @@ from pipeloom.dispatch import (
     forward_backward_pipelining_without_interleaving,
     get_forward_backward_func,
 )
-from pipeloom.planning import OpKind, Schedule, plan, schedules
+from pipeloom.planning import OpKind, Schedule, legal_num_microbatches, plan, schedules
 
 __all__ = [
     "CheckError",
@@ -47,6 +47,7 @@ __all__ = [
     "forward_backward_pipelining_with_interleaving",
     "forward_backward_pipelining_without_interleaving",
     "get_forward_backward_func",
+    "legal_num_microbatches",
     "p2p_order",
     "plan",
     "schedules",

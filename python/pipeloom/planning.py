@@ -10,7 +10,7 @@ from pipeloom import _core
 if TYPE_CHECKING:
     from pipeloom._core import Plan
 
-__all__ = ["OpKind", "Schedule", "plan", "schedules"]
+__all__ = ["OpKind", "Schedule", "legal_num_microbatches", "plan", "schedules"]
 
 
 class OpKind(IntEnum):
@@ -93,7 +93,8 @@ def plan(
             keep them.
 
     Returns:
-        The plan. For closed-form schedules it is lazy: a few hundred bytes at any size.
+        The plan. For closed-form schedules it is lazy: a few hundred bytes at any size. `v_half`,
+        `v_min`, `v_1f1b`, `chimera` and `hanayo` hold their ops, 12 bytes each.
 
     Raises:
         ConfigError: An argument is out of range, unknown to the schedule, or contradicts another;
@@ -119,6 +120,57 @@ def plan(
         num_microbatches_with_partial_activation_checkpoints=(
             num_microbatches_with_partial_activation_checkpoints
         ),
+    )
+
+
+def legal_num_microbatches(
+    schedule: str,
+    *,
+    pp: int,
+    vp: int | None = None,
+    at_least: int = 1,
+    microbatch_group_size: int | None = None,
+    placement: str | None = None,
+    num_seq_pieces: int | None = None,
+    forward_only: bool = False,
+    extra_warmup: int | None = None,
+) -> int:
+    """Find the smallest number of microbatches, from `at_least` on, that `plan` accepts.
+
+    Args:
+        schedule: Name of a schedule; `schedules()` lists them.
+        pp: Number of pipeline-parallel ranks.
+        vp: Model chunks a rank. None: the schedule's own.
+        at_least: Where to begin.
+        microbatch_group_size: As in `plan`.
+        placement: As in `plan`.
+        num_seq_pieces: As in `plan`.
+        forward_only: As in `plan`.
+        extra_warmup: As in `plan`.
+
+    Returns:
+        A number of microbatches, at least `at_least`.
+
+    Raises:
+        ConfigError: No number is accepted with these arguments; the message says why.
+
+    Examples:
+        >>> import pipeloom as pl
+        >>> pl.legal_num_microbatches("dualpipe", pp=4, at_least=3)
+        8
+        >>> pl.legal_num_microbatches("interleaved_1f1b", pp=4, vp=2, at_least=7)
+        7
+    """
+    return _core.legal_num_microbatches(
+        schedule,
+        pp=pp,
+        vp=vp,
+        at_least=at_least,
+        microbatch_group_size=microbatch_group_size,
+        placement=placement,
+        num_seq_pieces=num_seq_pieces,
+        forward_only=forward_only,
+        extra_warmup=extra_warmup,
     )
 
 

@@ -11,7 +11,7 @@ use crate::ids::{Chunk, Rank, Stage, Unit};
 use crate::op::{Flags, Op, OpKind};
 use crate::order::{RankOrder, Sequence, Table};
 use crate::recompute::Mask;
-use crate::schedules::{Family, Params};
+use crate::schedules::{Family, Params, Rule};
 use crate::semantics::{Semantics, Style};
 use crate::shape::{Placement, Shape};
 use crate::text::csv::Dropped;
@@ -68,6 +68,36 @@ impl Plan {
             style: None,
             promises: [Semantics::Buffered].into(),
             dropped: [].into(),
+        }
+    }
+
+    /// The plan of a family whose rule makes all ranks' orders at once. Only
+    /// [`crate::schedules`] calls it, after the family's constraints.
+    pub(crate) fn whole(
+        family: &'static Family,
+        shape: Shape,
+        params: Params,
+        orders: Vec<Vec<Op>>,
+    ) -> Self {
+        let held = |ops| RankOps {
+            ops,
+            groups: Vec::new(),
+        };
+        let unmarked = Self {
+            orders: Orders::Held(orders.into_iter().map(held).collect()),
+            ..Self::closed(family, shape, params)
+        };
+        if unmarked.params.kept_activations.is_none() {
+            return unmarked;
+        }
+        let marked = unmarked.shape.ranks().map(|rank| {
+            let mut held = unmarked.rank_ops(rank);
+            unmarked.mark_recomputed(rank, &mut held.ops);
+            held
+        });
+        Self {
+            orders: Orders::Held(marked.collect()),
+            ..unmarked
         }
     }
 
@@ -160,7 +190,10 @@ impl Plan {
     /// The closed form of a rank's order, if the plan has one.
     pub fn closed_form(&self, rank: Rank) -> Option<RankOrder> {
         match (&self.orders, self.family) {
-            (Orders::Closed, Some(family)) => Some((family.order)(&self.shape, &self.params, rank)),
+            (Orders::Closed, Some(family)) => match family.rule {
+                Rule::Closed(order) => Some(order(&self.shape, &self.params, rank)),
+                Rule::Whole(_) => None,
+            },
             (Orders::Closed | Orders::Held(_), _) => None,
         }
     }
@@ -295,14 +328,18 @@ impl Plan {
                 }
             }
         });
-        if let Some(mask) = self.mask(rank) {
-            mask.mark(&mut ops, self.shape.num_units(), |stage| {
-                self.shape.chunk_of(stage).0
-            });
-        }
+        self.mark_recomputed(rank, &mut ops);
         RankOps {
             ops,
             groups: Vec::new(),
+        }
+    }
+
+    fn mark_recomputed(&self, rank: Rank, ops: &mut [Op]) {
+        if let Some(mask) = self.mask(rank) {
+            mask.mark(ops, self.shape.num_units(), |stage| {
+                self.shape.chunk_of(stage).0
+            });
         }
     }
 

@@ -22,7 +22,7 @@ mod _core {
     #[pymodule_export]
     use crate::layout::Layout;
     #[pymodule_export]
-    use crate::plan::{Plan, plan, schedules_table};
+    use crate::plan::{Plan, legal_num_microbatches, plan, schedules_table};
     #[pymodule_export]
     use crate::plan_text::{p2p_order, plan_from_saved};
     #[pymodule_export]

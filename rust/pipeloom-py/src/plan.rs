@@ -75,6 +75,48 @@ pub(crate) fn plan(
     schedules::plan(&request).map(Plan).map_err(to_py)
 }
 
+/// The smallest number of microbatches that `plan` accepts; see
+/// `pipeloom.legal_num_microbatches`.
+#[pyfunction]
+#[pyo3(signature = (schedule, *, pp, vp=None, at_least, microbatch_group_size=None, placement=None,
+    num_seq_pieces=None, forward_only=false, extra_warmup=None))]
+#[allow(clippy::too_many_arguments)] // the public signature
+pub(crate) fn legal_num_microbatches(
+    py: Python<'_>,
+    schedule: &str,
+    pp: &Bound<'_, PyAny>,
+    vp: Option<&Bound<'_, PyAny>>,
+    at_least: &Bound<'_, PyAny>,
+    microbatch_group_size: Option<&Bound<'_, PyAny>>,
+    placement: Option<&str>,
+    num_seq_pieces: Option<&Bound<'_, PyAny>>,
+    forward_only: bool,
+    extra_warmup: Option<&Bound<'_, PyAny>>,
+) -> PyResult<u32> {
+    let optional = |name: &str, value: Option<&Bound<'_, PyAny>>, low: u32| {
+        value
+            .map(|value| convert::integer(name, value, low, u32::MAX))
+            .transpose()
+    };
+    let request = Request {
+        microbatch_group_size: optional("microbatch_group_size", microbatch_group_size, 1)?,
+        placement: placement
+            .map(Placement::from_name)
+            .transpose()
+            .map_err(to_py)?,
+        num_seq_pieces: optional("num_seq_pieces", num_seq_pieces, 1)?.unwrap_or(1),
+        forward_only,
+        extra_warmup: optional("extra_warmup", extra_warmup, 0)?.unwrap_or(0),
+        ..Request::new(
+            schedule,
+            convert::count("pp", pp)?,
+            optional("vp", vp, 1)?,
+            convert::count("at_least", at_least)?,
+        )
+    };
+    detach(py, || schedules::legal_num_microbatches(&request))
+}
+
 /// The schedules as (name, summary, source, constraints, vp, placement, arguments).
 #[pyfunction]
 pub(crate) fn schedules_table(py: Python<'_>) -> PyResult<Vec<Bound<'_, PyDict>>> {
@@ -87,7 +129,7 @@ pub(crate) fn schedules_table(py: Python<'_>) -> PyResult<Vec<Bound<'_, PyDict>>
             row.set_item("source", family.source)?;
             row.set_item("constraints", family.constraints)?;
             let vp = match family.chunks {
-                schedules::Chunks::Any => None,
+                schedules::Chunks::Any | schedules::Chunks::Even => None,
                 schedules::Chunks::Exactly(own) => Some(own),
             };
             row.set_item("vp", vp)?;

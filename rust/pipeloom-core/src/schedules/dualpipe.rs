@@ -1,6 +1,6 @@
 //! DualPipe on two replicas and its cut-in-half form on a V: overlapped forward/backward pairs.
 
-use super::{Argument, Chunks, Family};
+use super::{Argument, Chunks, Family, Rule};
 use crate::error::Error;
 use crate::ids::{Chunk, Rank};
 use crate::op::{Flags, OpKind};
@@ -36,7 +36,7 @@ pub(super) static DUALPIPE: Family = Family {
             format!("raise num_microbatches to {least}"),
         ))
     },
-    order: |shape, _, rank| dualpipe(shape, rank),
+    rule: Rule::Closed(|shape, _, rank| dualpipe(shape, rank)),
     warmup: None,
 };
 
@@ -62,7 +62,7 @@ pub(super) static DUALPIPE_V: Family = Family {
             format!("raise num_microbatches to {}, or use \"zb_v\"", 2 * pp),
         ))
     },
-    order: |shape, _, rank| dualpipe_v(shape, rank),
+    rule: Rule::Closed(|shape, _, rank| dualpipe_v(shape, rank)),
     warmup: None,
 };
 

@@ -2,7 +2,7 @@
 //! forward-only. All of them run the schedule table of [`Table`].
 
 use super::one_chunk::{capped, one_f_one_b_warmup, warm_steady_cool};
-use super::{Argument, Chunks, Family, Params};
+use super::{Argument, Chunks, Family, Params, Rule};
 use crate::error::{Error, Result};
 use crate::ids::Rank;
 use crate::order::{Reversal, Sequence, Table};
@@ -27,14 +27,21 @@ pub(super) static INTERLEAVED: Family = Family {
             Some(group) => given_group(shape, group)?,
             None => default_group(shape.pp(), shape.num_units()),
         };
-        refuse_deadlock(shape, params)
+        if params.forward_only {
+            return Ok(());
+        }
+        let round_trip = 2 * (shape.pp() - 1);
+        let default = default_group(shape.pp(), shape.num_units());
+        refuse_deadlock(shape, params.group, default, |group| {
+            group_progresses(shape, round_trip, group, request.extra_warmup)
+        })
     },
-    order: |shape, params, rank| {
+    rule: Rule::Closed(|shape, params, rank| {
         let table = Table::forward(shape.num_units(), shape.vp(), params.group);
         let warmup = interleaved_warmup(shape, params, rank);
         let (f, b) = (Sequence::Table(table), Sequence::Table(table.mirror()));
         warm_steady_cool(shape, params, rank, warmup, f, b)
-    },
+    }),
     warmup: Some(|shape, params, rank| {
         capped(shape, params, interleaved_warmup(shape, params, rank))
     }),
@@ -58,7 +65,7 @@ pub(super) static LOOPED_BFS: Family = Family {
         params.reverse_backward = request.reverse_backward.unwrap_or(true);
         Ok(())
     },
-    order: |shape, params, rank| {
+    rule: Rule::Closed(|shape, params, rank| {
         let forwards = Table::forward(shape.num_units(), shape.vp(), params.group);
         let reversed = if params.reverse_backward {
             Reversal::Group
@@ -75,7 +82,7 @@ pub(super) static LOOPED_BFS: Family = Family {
             Sequence::Table(forwards),
             Sequence::Table(backwards),
         )
-    },
+    }),
     warmup: Some(|shape, params, _| capped(shape, params, shape.num_units() * shape.vp())),
 };
 
@@ -96,11 +103,11 @@ pub(super) static FORWARD_ONLY: Family = Family {
         };
         Ok(())
     },
-    order: |shape, params, rank| {
+    rule: Rule::Closed(|shape, params, rank| {
         let table = Table::forward(shape.num_units(), shape.vp(), params.group);
         let all = Sequence::Table(table);
         warm_steady_cool(shape, params, rank, 0, all, all)
-    },
+    }),
     warmup: Some(|shape, params, _| capped(shape, params, 0)),
 };
 
@@ -125,7 +132,7 @@ pub(super) fn default_group(pp: u32, units: u32) -> u32 {
         .unwrap_or(units)
 }
 
-fn given_group(shape: &Shape, group: u32) -> Result<u32> {
+pub(super) fn given_group(shape: &Shape, group: u32) -> Result<u32> {
     let units = shape.num_units();
     if (1..=units).contains(&group) {
         return Ok(group);
@@ -137,19 +144,16 @@ fn given_group(shape: &Shape, group: u32) -> Result<u32> {
 }
 
 /// Refuses a group size whose order waits for itself.
-///
-/// A rank runs chunk c of the next group only after the whole group has passed its other chunks,
-/// so two neighbouring groups must together cover the round trip of `2 (pp - 1)` steps. Nothing
-/// follows the last group: it gets by if its other chunks, `(vp - 1)` times its size, are at most
-/// the one forward that precedes a steady backward, or two with one more warm-up. Derived by, and
-/// tested against, exhaustive simulation.
-fn refuse_deadlock(shape: &Shape, params: &Params) -> Result<()> {
-    let (pp, vp, units, group) = (shape.pp(), shape.vp(), shape.num_units(), params.group);
-    let progresses = |group| group_progresses(pp, vp, units, group, params.extra_warmup);
-    if vp == 1 || params.forward_only || progresses(group) {
+pub(super) fn refuse_deadlock(
+    shape: &Shape,
+    group: u32,
+    default: u32,
+    progresses: impl Fn(u32) -> bool,
+) -> Result<()> {
+    if progresses(group) {
         return Ok(());
     }
-    let default = default_group(pp, units);
+    let (pp, vp, units) = (shape.pp(), shape.vp(), shape.num_units());
     let works: Vec<String> = (1..=units)
         .filter(|&n| progresses(n))
         .take(8)
@@ -169,11 +173,21 @@ fn refuse_deadlock(shape: &Shape, params: &Params) -> Result<()> {
     ))
 }
 
-fn group_progresses(pp: u32, vp: u32, units: u32, group: u32, extra: u32) -> bool {
-    let round_trip = 2 * u64::from(pp - 1);
+/// Whether groups of this size make progress.
+///
+/// A rank runs chunk c of the next group only after the whole group has passed its other chunks,
+/// so two neighbouring groups must together cover the round trip that the warm-up allows for.
+/// Nothing follows the last group: it gets by if its other chunks, `(vp - 1)` times its size, are
+/// at most the one forward that precedes a steady backward, or two with one more warm-up. Derived
+/// by, and tested against, exhaustive simulation.
+pub(super) fn group_progresses(shape: &Shape, round_trip: u32, group: u32, extra: u32) -> bool {
+    let (vp, units) = (shape.vp(), shape.num_units());
+    if vp == 1 {
+        return true;
+    }
     let (full, rest) = (units / group, units % group);
     let pair = |a: u32, b: u32, last: bool| {
-        u64::from(a) + u64::from(b) >= round_trip
+        u64::from(a) + u64::from(b) >= u64::from(round_trip)
             || (last && u64::from(b) * u64::from(vp - 1) <= u64::from(1 + extra))
     };
     let between_full = match full {

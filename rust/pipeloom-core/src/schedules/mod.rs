@@ -1,14 +1,19 @@
 //! The schedules: the rules that make plans, one file a family, listed by name in [`FAMILIES`].
 
+mod building_block;
+mod compact;
 mod dualpipe;
 mod interleaved;
+mod list;
 mod one_chunk;
 mod sequence;
+mod unit;
 mod v;
 mod zero_bubble;
 
 use crate::error::{Error, Result};
 use crate::ids::Rank;
+use crate::op::Op;
 use crate::order::RankOrder;
 use crate::plan::Plan;
 use crate::shape::{Placement, Shape};
@@ -66,10 +71,22 @@ pub enum Chunks {
     Any,
     /// This number only.
     Exactly(u32),
+    /// Any even number; two if not given.
+    Even,
 }
 
 /// Computes a rank's closed-form order.
 pub type OrderRule = fn(&Shape, &Params, Rank) -> RankOrder;
+/// Computes all ranks' orders at once.
+pub type WholeRule = fn(&Shape, &Params) -> Result<Vec<Vec<Op>>>;
+/// How a family makes its orders.
+#[derive(Clone, Copy, Debug)]
+pub enum Rule {
+    /// Each rank by itself, in a few phases: the plan is lazy.
+    Closed(OrderRule),
+    /// All ranks together, since their ops wait for each other: the plan holds its ops.
+    Whole(WholeRule),
+}
 /// Computes a rank's warm-up.
 pub type WarmupRule = fn(&Shape, &Params, Rank) -> u32;
 
@@ -93,7 +110,7 @@ pub struct Family {
     /// Refuses what the rule can't do and fills in what was not given.
     pub validate: fn(&Shape, &Request, &mut Params) -> Result<()>,
     /// The rule.
-    pub order: OrderRule,
+    pub rule: Rule,
     /// Warm-up by formula, where the family has one.
     pub warmup: Option<WarmupRule>,
 }
@@ -109,9 +126,15 @@ pub static FAMILIES: &[&Family] = &[
     &zero_bubble::ZB_H1,
     &zero_bubble::ZB_H2,
     &zero_bubble::INTERLEAVED_ZB,
+    &zero_bubble::GROUP_INTERLEAVED,
     &v::ZB_V,
+    &building_block::V_HALF,
+    &building_block::V_MIN,
+    &building_block::V_1F1B,
     &dualpipe::DUALPIPE_V,
     &dualpipe::DUALPIPE,
+    &unit::CHIMERA,
+    &unit::HANAYO,
     &sequence::SEQ_1F1B,
     &interleaved::FORWARD_ONLY,
 ];
@@ -201,6 +224,40 @@ pub fn family(name: &str) -> Result<&'static Family> {
 /// # Errors
 /// If an argument is out of range, unknown to the family, or contradicts another.
 pub fn plan(request: &Request) -> Result<Plan> {
+    let (family, shape, params) = admit(request)?;
+    match family.rule {
+        Rule::Closed(_) => Ok(Plan::closed(family, shape, params)),
+        Rule::Whole(orders) => {
+            let orders = orders(&shape, &params)?;
+            Ok(Plan::whole(family, shape, params, orders))
+        }
+    }
+}
+
+/// The smallest number of microbatches, from the request's own on, that [`plan`] accepts.
+///
+/// # Errors
+/// If no number is accepted: the error that the request itself meets.
+pub fn legal_num_microbatches(request: &Request) -> Result<u32> {
+    let Err(refusal) = admit(request) else {
+        return Ok(request.num_microbatches);
+    };
+    // Constraints repeat with the ranks, the two directions or the group size.
+    let group = request.microbatch_group_size.unwrap_or(0);
+    let least = request.num_microbatches.max(group);
+    let most = least.saturating_add(request.pp.max(group).saturating_mul(2));
+    let accepts = |&m: &u32| {
+        admit(&Request {
+            num_microbatches: m,
+            ..request.clone()
+        })
+        .is_ok()
+    };
+    (least..=most).find(accepts).ok_or(refusal)
+}
+
+/// The family of a request, and its shape and parameters, if the family takes them.
+fn admit(request: &Request) -> Result<(&'static Family, Shape, Params)> {
     let family = family(&request.schedule)?;
     refuse_unused(family, request)?;
     let vp = chunks(family, request.vp)?;
@@ -208,7 +265,9 @@ pub fn plan(request: &Request) -> Result<Plan> {
         .placement
         .clone()
         .unwrap_or_else(|| family.placement.clone());
-    if placement != family.placement && vp > 1 {
+    // With one chunk, a loop and a V are the same.
+    let replicated = [&placement, &family.placement].contains(&&Placement::Bidirectional);
+    if placement != family.placement && (vp > 1 || replicated) {
         return Err(Error::config(
             format!(
                 "{} has placement {}, but got {placement}",
@@ -238,7 +297,7 @@ pub fn plan(request: &Request) -> Result<Plan> {
         kept_activations: request.partial_checkpoints,
     };
     (family.validate)(&shape, request, &mut params)?;
-    Ok(Plan::closed(family, shape, params))
+    Ok((family, shape, params))
 }
 
 fn refuse_unused(family: &Family, request: &Request) -> Result<()> {
@@ -265,14 +324,25 @@ fn refuse_unused(family: &Family, request: &Request) -> Result<()> {
     ))
 }
 
+/// The number of chunks a rank, given or the family's own.
 fn chunks(family: &Family, given: Option<u32>) -> Result<u32> {
+    let name = family.name;
     match (family.chunks, given) {
         (Chunks::Any, given) => Ok(given.unwrap_or(1)),
         (Chunks::Exactly(own), None) => Ok(own),
         (Chunks::Exactly(own), Some(vp)) if vp == own => Ok(own),
         (Chunks::Exactly(own), Some(vp)) => Err(Error::config(
-            format!("{} needs vp={own}, but got vp={vp}", family.name),
+            format!("{name} needs vp={own}, but got vp={vp}"),
             format!("leave vp out or give vp={own}"),
+        )),
+        (Chunks::Even, None) => Ok(2),
+        (Chunks::Even, Some(vp)) if vp.is_multiple_of(2) => Ok(vp),
+        (Chunks::Even, Some(vp)) => Err(Error::config(
+            format!("{name} needs an even vp, but got vp={vp}"),
+            format!(
+                "give vp={}, or leave it out (then it is 2)",
+                vp.saturating_add(1)
+            ),
         )),
     }
 }

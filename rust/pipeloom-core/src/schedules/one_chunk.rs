@@ -1,6 +1,6 @@
 //! Schedules with one chunk a rank: no pipelining, GPipe, 1F1B, eager 1F1B.
 
-use super::{Argument, Chunks, Family, Params, Request};
+use super::{Argument, Chunks, Family, Params, Request, Rule};
 use crate::error::{Error, Result};
 use crate::ids::{Chunk, Rank};
 use crate::op::OpKind;
@@ -25,7 +25,7 @@ pub(super) static NO_PIPELINING: Family = Family {
             "give pp=1, or a pipelined schedule such as \"1f1b\"",
         ))
     },
-    order: |shape, params, rank| one_f_one_b_order(shape, params, rank, 0),
+    rule: Rule::Closed(|shape, params, rank| one_f_one_b_order(shape, params, rank, 0)),
     warmup: Some(|shape, params, _| capped(shape, params, 0)),
 };
 
@@ -39,7 +39,9 @@ pub(super) static GPIPE: Family = Family {
     placement: Placement::Loop,
     arguments: &[Argument::ForwardOnly, Argument::PartialCheckpoints],
     validate: accept,
-    order: |shape, params, rank| one_f_one_b_order(shape, params, rank, shape.num_units()),
+    rule: Rule::Closed(|shape, params, rank| {
+        one_f_one_b_order(shape, params, rank, shape.num_units())
+    }),
     warmup: Some(|shape, params, _| capped(shape, params, shape.num_units())),
 };
 
@@ -53,9 +55,9 @@ pub(super) static ONE_F_ONE_B: Family = Family {
     placement: Placement::Loop,
     arguments: &[Argument::ForwardOnly, Argument::PartialCheckpoints],
     validate: accept,
-    order: |shape, params, rank| {
+    rule: Rule::Closed(|shape, params, rank| {
         one_f_one_b_order(shape, params, rank, one_f_one_b_warmup(shape, rank))
-    },
+    }),
     warmup: Some(|shape, params, rank| capped(shape, params, one_f_one_b_warmup(shape, rank))),
 };
 
@@ -69,9 +71,9 @@ pub(super) static EAGER_ONE_F_ONE_B: Family = Family {
     placement: Placement::Loop,
     arguments: &[Argument::ForwardOnly, Argument::PartialCheckpoints],
     validate: accept,
-    order: |shape, params, rank| {
+    rule: Rule::Closed(|shape, params, rank| {
         one_f_one_b_order(shape, params, rank, 2 * one_f_one_b_warmup(shape, rank))
-    },
+    }),
     warmup: Some(|shape, params, rank| capped(shape, params, 2 * one_f_one_b_warmup(shape, rank))),
 };
 

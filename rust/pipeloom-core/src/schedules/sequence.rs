@@ -1,7 +1,7 @@
 //! Schedules over pieces of a sequence: `Seq1F1B`.
 
 use super::one_chunk::{accept, capped, warm_steady_cool};
-use super::{Argument, Chunks, Family};
+use super::{Argument, Chunks, Family, Rule};
 use crate::ids::Rank;
 use crate::order::{Reversal, Sequence, Table};
 use crate::shape::{Placement, Shape};
@@ -16,7 +16,7 @@ pub(super) static SEQ_1F1B: Family = Family {
     placement: Placement::Loop,
     arguments: &[Argument::SeqPieces],
     validate: accept,
-    order: |shape, params, rank| {
+    rule: Rule::Closed(|shape, params, rank| {
         let units = shape.num_units();
         let forwards = Table::forward(units, 1, units);
         // Pieces of a microbatch go backwards last piece first: its keys and values get their
@@ -25,7 +25,7 @@ pub(super) static SEQ_1F1B: Family = Family {
         let warmup = seq_warmup(shape, rank);
         let (f, b) = (Sequence::Table(forwards), Sequence::Table(backwards));
         warm_steady_cool(shape, params, rank, warmup, f, b)
-    },
+    }),
     warmup: Some(|shape, params, rank| capped(shape, params, seq_warmup(shape, rank))),
 };
 

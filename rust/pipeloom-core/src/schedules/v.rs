@@ -1,7 +1,7 @@
 //! The hand-crafted schedule on the V placement (two chunks a rank): ZB-V.
 
 use super::one_chunk::accept;
-use super::{Argument, Chunks, Family};
+use super::{Argument, Chunks, Family, Rule};
 use crate::ids::{Chunk, Rank};
 use crate::op::OpKind;
 use crate::order::{RankOrder, Sequence};
@@ -17,7 +17,7 @@ pub(super) static ZB_V: Family = Family {
     placement: Placement::V,
     arguments: &[Argument::PartialCheckpoints],
     validate: accept,
-    order: |shape, _, rank| zb_v(shape, rank),
+    rule: Rule::Closed(|shape, _, rank| zb_v(shape, rank)),
     warmup: None,
 };
 

@@ -1,9 +1,9 @@
 //! Zero-bubble schedules with the weight gradient split off: ZB-H1, ZB-H2 on one chunk a rank,
 //! interleaved zero bubble on several.
 
-use super::interleaved::default_group;
+use super::interleaved::{default_group, given_group, group_progresses, refuse_deadlock};
 use super::one_chunk::{accept, capped, one_f_one_b_warmup};
-use super::{Argument, Chunks, Family, Params};
+use super::{Argument, Chunks, Family, Params, Rule};
 use crate::error::{Error, Result};
 use crate::ids::{Chunk, Rank};
 use crate::op::OpKind;
@@ -20,7 +20,7 @@ pub(super) static ZB_H1: Family = Family {
     placement: Placement::Loop,
     arguments: &[Argument::PartialCheckpoints],
     validate: accept,
-    order: |shape, params, rank| zero_bubble_h(shape, params, rank, 1),
+    rule: Rule::Closed(|shape, params, rank| zero_bubble_h(shape, params, rank, 1)),
     warmup: Some(|shape, params, rank| capped(shape, params, one_f_one_b_warmup(shape, rank))),
 };
 
@@ -34,7 +34,7 @@ pub(super) static ZB_H2: Family = Family {
     placement: Placement::Loop,
     arguments: &[Argument::PartialCheckpoints],
     validate: accept,
-    order: |shape, params, rank| zero_bubble_h(shape, params, rank, 2),
+    rule: Rule::Closed(|shape, params, rank| zero_bubble_h(shape, params, rank, 2)),
     warmup: Some(|shape, params, rank| capped(shape, params, 2 * one_f_one_b_warmup(shape, rank))),
 };
 
@@ -61,12 +61,44 @@ pub(super) static INTERLEAVED_ZB: Family = Family {
         };
         Ok(())
     },
-    order: |shape, params, rank| {
+    rule: Rule::Closed(|shape, params, rank| {
         let table = Table::forward(shape.num_units(), shape.vp(), params.group);
         let warmup = capped(shape, params, interleaved_zb_warmup(shape, params, rank));
         let (f, b) = (Sequence::Table(table), Sequence::Table(table.mirror()));
         split_order(shape, rank, f, b, warmup, rank.0)
+    }),
+    warmup: Some(|shape, params, rank| {
+        capped(shape, params, interleaved_zb_warmup(shape, params, rank))
+    }),
+};
+
+/// `PipeOffload`'s building block without the offload.
+pub(super) static GROUP_INTERLEAVED: Family = Family {
+    name: "group_interleaved",
+    summary: "split backwards in small groups: three quarters of interleaved_zb's memory at vp = 2",
+    source: "PipeOffload, arXiv 2503.01328",
+    constraints: "a group size N that makes progress (N >= pp / 2 and m mod N = 0 always does)",
+    chunks: Chunks::Any,
+    placement: Placement::Loop,
+    arguments: &[Argument::GroupSize, Argument::PartialCheckpoints],
+    validate: |shape, request, params| {
+        let (pp, units) = (shape.pp(), shape.num_units());
+        // Half of interleaved 1F1B's warm-up: half of its round trip.
+        let progresses = |group| group_progresses(shape, pp - 1, group, 0);
+        let half = pp.div_ceil(2).min(units);
+        let default = (half..=units).find(|&group| progresses(group));
+        params.group = match request.microbatch_group_size {
+            Some(group) => given_group(shape, group)?,
+            None => default.unwrap_or(units),
+        };
+        refuse_deadlock(shape, params.group, default.unwrap_or(units), progresses)
     },
+    rule: Rule::Closed(|shape, params, rank| {
+        let table = Table::forward(shape.num_units(), shape.vp(), params.group);
+        let warmup = capped(shape, params, interleaved_zb_warmup(shape, params, rank));
+        let (f, b) = (Sequence::Table(table), Sequence::Table(table.mirror()));
+        split_order(shape, rank, f, b, warmup, 0)
+    }),
     warmup: Some(|shape, params, rank| {
         capped(shape, params, interleaved_zb_warmup(shape, params, rank))
     }),

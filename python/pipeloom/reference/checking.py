@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 
-from pipeloom.reference.flow import Channel, Value, carried, channel, makes, match_of, needs
+from pipeloom.reference.flow import (
+    Channel,
+    Value,
+    carried,
+    channel,
+    crosses,
+    makes,
+    match_of,
+    needs,
+)
 from pipeloom.reference.types import Op, Schedule, Step
 
 
@@ -43,6 +52,9 @@ def _rank_faults(schedule: Schedule, rank: int, steps: list[Step], lowered: bool
                 continue
             if op.computes:
                 wanted, gives = needs(schedule, op), makes(op)
+            elif not crosses(schedule, op):
+                found.append(f"rank {rank} step {at}: {op} moves nothing between ranks")
+                continue
             else:
                 wanted, gives = [], []
                 (gives if op.kind.startswith("RECV") else wanted).append(carried(op))
@@ -59,7 +71,7 @@ def _pairing_faults(schedule: Schedule) -> list[str]:
     sent: dict[Channel, list[Value]] = {}
     received: dict[Channel, list[Value]] = {}
     for _, _, op in schedule.walk():
-        if not op.computes:
+        if not op.computes and crosses(schedule, op):
             side = sent if op.kind.startswith("SEND") else received
             side.setdefault(channel(schedule, op), []).append(carried(op))
     keys = sorted(sent.keys() | received.keys())
@@ -76,24 +88,21 @@ QUEUES = {
     "batched": (False, True),
     "single_stream": (True, False),
     "streams": (False, False),
+    "buffered": (False, False),
 }
 
 
 def stuck(schedule: Schedule, semantics: str = "buffered") -> list[tuple[int, int]]:
     """Where the ranks stand when nothing moves any more: (rank, step); empty if all end.
 
-    Under ``buffered`` transfers never wait, so they are left out. Otherwise a transfer is posted
-    on a queue, and completes when it and its match head their queues.
+    A transfer is posted on a queue, and completes when it and its match head their queues. Without
+    transfers, what one rank makes is there for all.
     """
-    if semantics == "buffered":
-        steps = [[step for step in rank if step[0].computes] for rank in schedule.steps]
-        run = _Run(schedule.with_steps(steps), one_queue=False, waits=False, lowered=False)
-    else:
-        one_queue, waits = QUEUES[semantics]
-        if semantics == "rendezvous":
-            steps = [[(op,) for step in rank for op in step] for rank in schedule.steps]
-            schedule = schedule.with_steps(steps)
-        run = _Run(schedule, one_queue=one_queue, waits=waits, lowered=True)
+    one_queue, waits = QUEUES[semantics]
+    if semantics == "rendezvous":
+        steps = [[(op,) for step in rank for op in step] for rank in schedule.steps]
+        schedule = schedule.with_steps(steps)
+    run = _Run(schedule, one_queue=one_queue, waits=waits)
     while run.moves():
         pass
     return run.unfinished()
@@ -102,9 +111,10 @@ def stuck(schedule: Schedule, semantics: str = "buffered") -> list[tuple[int, in
 class _Run:
     """The state of all ranks."""
 
-    def __init__(self, schedule: Schedule, *, one_queue: bool, waits: bool, lowered: bool) -> None:
+    def __init__(self, schedule: Schedule, *, one_queue: bool, waits: bool) -> None:
         self.schedule = schedule
-        self.one_queue, self.waits, self.lowered = one_queue, waits, lowered
+        self.one_queue, self.waits = one_queue, waits
+        self.lowered = any(not op.computes for _, _, op in schedule.walk())
         self.ranks = range(len(schedule.steps))
         self.at = [0 for _ in self.ranks]
         self.waiting = [False for _ in self.ranks]  # for the transfers of the step before `at`

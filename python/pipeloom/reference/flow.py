@@ -55,6 +55,16 @@ def match_of(op: Op) -> Op:
     return Op(op.stage - way, op.kind.replace("RECV", "SEND"), op.unit)
 
 
+def crosses(schedule: Schedule, op: Op) -> bool:
+    """Whether a transfer is one: between neighbouring stages of one replica, on two ranks."""
+    stages, other = len(schedule.rank_of), match_of(op).stage
+    if not (0 <= op.stage < stages and 0 <= other < stages):
+        return False
+    if op.stage // schedule.stages_per_replica != other // schedule.stages_per_replica:
+        return False
+    return schedule.rank_of[op.stage] != schedule.rank_of[other]
+
+
 def channel(schedule: Schedule, op: Op) -> Channel:
     """The channel of a transfer."""
     mine, theirs = schedule.rank_of[op.stage], schedule.rank_of[match_of(op).stage]

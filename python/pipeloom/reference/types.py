@@ -49,6 +49,7 @@ class Schedule:
         num_units: Units of a step, over all replicas: microbatches times pieces.
         num_replicas: Copies of the model; the stages of the second follow those of the first.
         num_seq_pieces: Pieces of a sequence: unit = microbatch * num_seq_pieces + piece.
+        recomputed: (stage, unit) of the forwards that are run again before their backward.
     """
 
     steps: list[list[Step]]
@@ -56,17 +57,20 @@ class Schedule:
     num_units: int
     num_replicas: int = 1
     num_seq_pieces: int = 1
+    recomputed: frozenset[tuple[int, int]] = frozenset()
 
     @classmethod
     def of(cls, plan: Plan) -> Self:
         """Reads a plan, lowered or not, from its columns."""
         pieces = plan.num_seq_pieces
+        columns = [plan.columns(rank) for rank in range(plan.pp)]
         return cls(
-            [_steps(plan.columns(rank), pieces) for rank in range(plan.pp)],
+            [_steps(each, pieces) for each in columns],
             [rank for rank, _ in plan.stages],
             plan.num_microbatches * pieces,
             plan.num_replicas,
             pieces,
+            frozenset(tensor for each in columns for tensor in _recomputed(each, pieces)),
         )
 
     @classmethod
@@ -134,6 +138,14 @@ class Schedule:
             for at, step in enumerate(steps):
                 for op in step:
                     yield rank, at, op
+
+
+def _recomputed(columns: dict[str, NDArray[Any]], pieces: int) -> Iterator[tuple[int, int]]:
+    names = ("stage", "microbatch", "piece", "recompute")
+    rows = zip(*(columns[name].tolist() for name in names), strict=True)
+    return (
+        (stage, microbatch * pieces + piece) for stage, microbatch, piece, marked in rows if marked
+    )
 
 
 def _steps(columns: dict[str, NDArray[Any]], pieces: int) -> list[Step]:

@@ -119,9 +119,14 @@ def cost_arguments(draw: st.DrawFn, plan: pl.Plan, *, max_cost: int = 9) -> dict
         st.lists(time, min_size=plan.pp, max_size=plan.pp), min_size=plan.pp, max_size=plan.pp
     )
     chosen["latency"] = draw(st.one_of(time, link))
+    chosen |= {
+        name: draw(time)
+        for name in ("backward", "overlapped", "recompute")
+        if draw(st.integers(0, 2)) == 0
+    }
     memory = st.integers(-3, 5)
-    names = ("memory_forward", "memory_backward_input", "memory_backward_weight")
-    chosen |= {name: draw(memory) for name in names}
+    names = ("forward", "backward_input", "backward_weight", "recompute")
+    chosen |= {f"memory_{name}": draw(memory) for name in names}
     return chosen
 
 

@@ -1,6 +1,6 @@
 from collections.abc import Iterable, Sequence
 from os import PathLike
-from typing import Any, Literal, SupportsFloat, SupportsIndex, TypeAlias, final
+from typing import Any, Final, Literal, SupportsFloat, SupportsIndex, TypeAlias, final, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +10,120 @@ _Numbers: TypeAlias = _Number | Sequence[_Number] | NDArray[Any]
 _Links: TypeAlias = _Number | Sequence[Sequence[_Number]] | NDArray[Any]
 _Part: TypeAlias = tuple[float | None, float | None, tuple[int, int] | None]
 _Placement: TypeAlias = Literal["loop", "v", "wave", "bidirectional"]
+__all__ = [
+    "CheckError",
+    "ConfigError",
+    "Costs",
+    "Drawing",
+    "Layout",
+    "LayoutError",
+    "ParseError",
+    "Plan",
+    "PlanError",
+    "Report",
+    "SearchError",
+    "Timeline",
+    "Violation",
+    "__version__",
+    "build_profile",
+    "legal_num_microbatches",
+    "p2p_order",
+    "plan",
+    "plan_from_saved",
+    "schedules_table",
+]
+
+__version__: Final[str]
+"""Version of the extension."""
+build_profile: Final[str]
+"""`release` or `debug`; benchmarks refuse the latter."""
+
+class PlanError(ValueError):
+    """Base class of every error of the planner."""
+
+class ConfigError(PlanError):
+    """An argument is out of range or contradicts another."""
+
+class LayoutError(PlanError):
+    """A layout loses, repeats or misplaces a layer, or its text is wrong."""
+
+class ParseError(PlanError):
+    """A text, CSV or saved plan can't be read."""
+
+class CheckError(PlanError):
+    """A plan breaks rules."""
+
+    violations: tuple[Violation, ...]
+    """All of them."""
+
+class SearchError(PlanError):
+    """A search found nothing within its limits."""
+
+@final
+class Violation:
+    """One broken rule of a plan."""
+
+    @property
+    def rule(self) -> str:
+        """Name of the rule, such as `exactly_once` or `progress`."""
+
+    @property
+    def rank(self) -> int:
+        """The rank where it shows."""
+
+    @property
+    def position(self) -> int:
+        """Row in the rank's columns."""
+
+    @property
+    def op(self) -> str:
+        """The op there."""
+
+    @property
+    def message(self) -> str:
+        """What is wrong."""
+
+    @property
+    def hint(self) -> str:
+        """How to mend it."""
+
+    def __eq__(self, other: object, /) -> bool: ...
+
+def plan(
+    schedule: str,
+    *,
+    pp: SupportsIndex,
+    num_microbatches: SupportsIndex,
+    vp: SupportsIndex | None = None,
+    microbatch_group_size: SupportsIndex | None = None,
+    placement: str | None = None,
+    num_seq_pieces: SupportsIndex | None = None,
+    reverse_backward: bool | None = None,
+    forward_only: bool | None = None,
+    extra_warmup: SupportsIndex | None = None,
+    num_microbatches_with_partial_activation_checkpoints: SupportsIndex | None = None,
+    layout: Layout | None = None,
+    costs: Costs | None = None,
+    memory_limit: object | None = None,
+) -> Plan:
+    """Plans a step; see `pipeloom.plan`."""
+
+def legal_num_microbatches(
+    schedule: str,
+    *,
+    pp: SupportsIndex,
+    vp: SupportsIndex | None = None,
+    at_least: SupportsIndex,
+    microbatch_group_size: SupportsIndex | None = None,
+    placement: str | None = None,
+    num_seq_pieces: SupportsIndex | None = None,
+    forward_only: bool = False,
+    extra_warmup: SupportsIndex | None = None,
+) -> int:
+    """The smallest number of microbatches that `plan` accepts; see `pipeloom`'s own."""
+
+def schedules_table() -> list[dict[str, Any]]:
+    """One dict a schedule: name, summary, source, constraints, vp, placement, arguments."""
 
 @final
 class Layout:
@@ -508,16 +622,141 @@ def plan_from_saved(text: str, /) -> Plan:
 
 @final
 class Plan:
+    """All ranks' orders of one step, as data.
+
+    Plans of closed-form schedules are lazy: they hold the rule, not the ops. Plans are values:
+    they compare by orders, placement, recompute and transfers (not by name), hash and pickle.
+
+    Examples:
+        >>> import pipeloom as pl
+        >>> plan = pl.plan("interleaved_1f1b", pp=64, vp=8, num_microbatches=1_000_000)
+        >>> plan.num_ops, plan.op(63, 10_000_000)
+        (1024000000, '319F624808')
+    """
+
+    @property
+    def schedule(self) -> str:
+        """Name of the schedule."""
+
+    @property
+    def pp(self) -> int:
+        """Number of ranks."""
+
+    @property
+    def vp(self) -> int:
+        """Number of chunks a rank holds of one replica (the most, if ranks differ)."""
+
+    @property
+    def num_microbatches(self) -> int:
+        """Number of microbatches of the step, over all replicas."""
+
+    @property
+    def num_seq_pieces(self) -> int:
+        """Number of pieces each sequence is cut into."""
+
+    @property
+    def num_stages(self) -> int:
+        """Number of stages, over all replicas."""
+
+    @property
+    def num_replicas(self) -> int:
+        """Number of copies of the model: 2 for bidirectional schedules."""
+
+    @property
+    def placement(self) -> str:
+        """`loop`, `v`, `bidirectional`, or `table` for one that a CSV gave."""
+
+    @property
+    def stages(self) -> list[tuple[int, int]]:
+        """(rank, chunk) of each stage."""
+
+    @property
+    def forward_only(self) -> bool:
+        """Whether there are no backwards."""
+
+    @property
+    def microbatch_group_size(self) -> int | None:
+        """Group size N of table families; None for others."""
+
+    @property
+    def semantics(self) -> list[str]:
+        """Under which semantics the plan promises to progress."""
+
+    @property
+    def style(self) -> str | None:
+        """How its transfers were placed; None without transfers."""
+
+    @property
+    def num_ops(self) -> int:
+        """Number of ops of all ranks."""
+
+    def num_ops_of(self, rank: SupportsIndex, /) -> int:
+        """Number of ops of a rank: rows of its columns."""
+
+    def num_warmup(self, rank: SupportsIndex, /) -> int:
+        """Forwards of a rank before its first backward: the family's formula, else counted."""
+
+    def chunk_id(self, k: SupportsIndex, /, forward: bool = True) -> int:
+        """Chunk of virtual microbatch k of the schedule table, 0 <= k < num_microbatches * vp.
+
+        Raises:
+            ConfigError: if k is out of range or the family has no table.
+
+        Examples:
+            >>> import pipeloom as pl
+            >>> plan = pl.plan("interleaved_1f1b", pp=2, vp=2, num_microbatches=4)
+            >>> [plan.chunk_id(k) for k in range(8)], plan.chunk_id(0, forward=False)
+            ([0, 0, 1, 1, 0, 0, 1, 1], 1)
+        """
+
+    def microbatch_id(self, k: SupportsIndex, /, forward: bool = True) -> int:
+        """Microbatch of virtual microbatch k of the schedule table; as `chunk_id`."""
+
+    def recompute_mask(self, rank: SupportsIndex, /) -> NDArray[np.bool_] | None:
+        """Whether each forward step of the rank is recomputed; None if nothing was asked for."""
+
+    def ops(self, rank: SupportsIndex, /) -> list[str]:
+        """A rank's actions in PyTorch's text, an overlapped pair as one."""
+
+    def op(self, rank: SupportsIndex, i: SupportsIndex, /) -> str:
+        """Action i of a rank, `ops(rank)[i]`: in O(1) for closed-form schedules."""
+
+    def position(self, rank: SupportsIndex, op: str, /) -> int:
+        """Index of an op in `ops(rank)`: in O(1) for closed-form schedules.
+
+        Raises:
+            ConfigError: if the rank does not run it.
+            ParseError: if the text is no op.
+        """
+
+    def columns(self, rank: SupportsIndex, /) -> dict[str, NDArray[Any]]:
+        """A rank's ops as arrays, one entry an op; an overlapped pair is two rows.
+
+        Returns:
+            `kind` u8 (`pl.OpKind`), `stage` u32, `chunk` u32, `microbatch` u32, `piece` u32,
+            `recompute` bool; lowered plans add `peer` and `group` u32 (2^32 - 1: none), plans with
+            overlapped pairs `pair` u32. Columns without information are read-only zeros.
+
+        Examples:
+            >>> import pipeloom as pl
+            >>> pl.plan("1f1b", pp=2, num_microbatches=2).columns(1)["kind"].tolist()
+            [0, 1, 0, 1]
+        """
+
+    def __eq__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+    def __reduce__(self) -> tuple[Any, ...]: ...
     def lower(
         self,
-        p2p: Literal["auto", "streams", "fifo", "batched", "even_odd"] = "auto",
+        p2p: str = "auto",
         backend: str | None = None,
         prefetch: SupportsIndex = 1,
     ) -> Plan:
         """This plan with sends and receives.
 
         Args:
-            p2p: where transfers stand (docs/format.md); "auto" follows the backend.
+            p2p: where transfers stand (docs/format.md): "streams", "fifo", "batched", "even_odd",
+                or "auto", which follows the backend.
             backend: the transport that will run it, for "auto": "local", "gloo", "nccl", ...
             prefetch: for "streams", how many compute ops ahead receives are posted; 1: directly
                 before the op that needs them.
@@ -561,7 +800,10 @@ class Plan:
             3
         """
 
-    def to_csv(self, path: str | PathLike[str] | None = None, comms: bool = False) -> str | None:
+    @overload
+    def to_csv(self, path: None = None, comms: bool = False) -> str: ...
+    @overload
+    def to_csv(self, path: str | PathLike[str], comms: bool = False) -> None:
         """Writes PyTorch's CSV.
 
         Args:

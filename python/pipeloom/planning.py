@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from pipeloom import _core
 
 if TYPE_CHECKING:
-    from pipeloom._core import Plan
+    from collections.abc import Sequence
+
+    from pipeloom._core import Costs, Layout, Plan
 
 __all__ = ["OpKind", "Schedule", "legal_num_microbatches", "plan", "schedules"]
 
@@ -73,6 +75,9 @@ def plan(
     forward_only: bool = False,
     extra_warmup: int | None = None,
     num_microbatches_with_partial_activation_checkpoints: int | None = None,
+    layout: Layout | None = None,
+    costs: Costs | None = None,
+    memory_limit: float | Sequence[float] | None = None,
 ) -> Plan:
     """Plan one step of a pipeline: every rank's exact order.
 
@@ -91,6 +96,11 @@ def plan(
         num_microbatches_with_partial_activation_checkpoints: Of each window of warm-up + 1
             forward steps, so many keep their activations; the others are recomputed. None: all
             keep them.
+        layout: The layout that will be run: refused if its ranks, chunks or placement differ
+            from the plan's. With vp=None its number of chunks is taken.
+        costs: Costs for schedules found by search; the closed-form schedules do not use them
+            (`plan.simulate` takes costs of any plan).
+        memory_limit: Memory of each rank for schedules found by search.
 
     Returns:
         The plan. For closed-form schedules it is lazy: a few hundred bytes at any size. `v_half`,
@@ -120,6 +130,9 @@ def plan(
         num_microbatches_with_partial_activation_checkpoints=(
             num_microbatches_with_partial_activation_checkpoints
         ),
+        layout=layout,
+        costs=costs,
+        memory_limit=memory_limit,
     )
 
 

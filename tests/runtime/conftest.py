@@ -1,36 +1,18 @@
 import copy
+import datetime
+import os
+import time
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
 from torch import nn
 
 import pipeloom as pl
+from pipeloom.runtime.distributed import TorchTransport
 
 WIDTH = 6
-
-
-if not hasattr(pl.Plan, "lower"):  # until it lands
-    import importlib.util
-    from functools import lru_cache
-    from pathlib import Path
-
-    from pipeloom.runtime import program
-
-    _spec = importlib.util.spec_from_file_location(
-        "standin", Path(__file__).with_name("standin.py")
-    )
-    _standin = importlib.util.module_from_spec(_spec)
-    _spec.loader.exec_module(_standin)
-    _real = program.compile_plan.__wrapped__
-
-    @lru_cache(maxsize=64)
-    def _compile(plan, ranks, **options):
-        if plan.pp > 1 and plan.style is None:
-            plan = _standin.Lowered(plan)
-        return _real(plan, ranks, **options)
-
-    for _module in ("pipeline", "forward_backward", "program"):
-        importlib.import_module(f"pipeloom.runtime.{_module}").compile_plan = _compile
 
 
 @pytest.fixture(autouse=True)
@@ -117,3 +99,78 @@ class Toolbox:
 @pytest.fixture
 def tools():
     return Toolbox
+
+
+def child(rank, pp, folder, body, init_method, options):
+    """Run `body(transport)` and leave what it gave, or how it failed, in a file."""
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=init_method,
+        rank=rank,
+        world_size=pp,
+        timeout=datetime.timedelta(seconds=30),
+    )
+    started = time.monotonic()
+    try:
+        outcome = body(TorchTransport(**options))
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+        torch.save({"error": text, "seconds": time.monotonic() - started}, f"{folder}/{rank}")
+        os._exit(3)
+    torch.save({"value": outcome}, f"{folder}/{rank}")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _launch(tmp_path, pp, body, timeout_s=20.0, *, stopped=None, init_method=None, sockets=True):
+    """Fork `pp` ranks; give (exit code, what it left) of each.
+
+    Rank `stopped` stops itself and is killed once the others have ended.
+    """
+    init_method = init_method or f"file://{tmp_path}/store"
+    options = {"timeout_s": timeout_s, "sockets": sockets}
+    context = mp.get_context("fork")
+    processes = [
+        context.Process(target=child, args=(rank, pp, str(tmp_path), body, init_method, options))
+        for rank in range(pp)
+    ]
+    for process in processes:
+        process.start()
+    for rank, process in enumerate(processes):
+        if rank != stopped:
+            process.join(60)
+    results = []
+    for rank, process in enumerate(processes):
+        if process.is_alive():
+            process.kill()
+            process.join()
+        file = tmp_path / str(rank)
+        left = torch.load(file, weights_only=False) if file.exists() else {}
+        results.append((process.exitcode, left))
+    return results
+
+
+class Launcher:
+    """Runs bodies in forked ranks, one process each."""
+
+    def __init__(self, tmp_path):
+        self._tmp_path = tmp_path
+
+    def __call__(self, pp, body, **options):
+        return _launch(self._tmp_path, pp, body, **options)
+
+    @staticmethod
+    def values(results):
+        """What each rank's body gave; all must have ended well."""
+        assert [code for code, _ in results] == [0] * len(results), results
+        return [left["value"] for _, left in results]
+
+    @staticmethod
+    def errors(results):
+        return [left.get("error", "") for _, left in results]
+
+
+@pytest.fixture
+def launch(tmp_path):
+    return Launcher(tmp_path)

@@ -45,6 +45,39 @@ def test_other_schedules(tools, schedule):
     tools.assert_same_gradients(stages, reference)
 
 
+@pytest.mark.parametrize("m", [4, 7])
+@pytest.mark.parametrize(
+    ("schedule", "pp", "vp"),
+    [
+        ("zb_h1", 3, 1),
+        ("zb_h2", 2, 1),
+        ("interleaved_zb", 2, 2),
+        ("zb_v", 2, 2),
+        ("dualpipe_v", 2, 2),
+    ],
+)
+def test_schedules_with_split_backwards(tools, schedule, pp, vp, m):
+    plan = pl.plan(schedule, pp=pp, num_microbatches=m, vp=vp)
+    assert any("W" in op for op in plan.ops(0))
+    stages, reference = tools.pair(pp * vp)
+    inputs, targets = tools.make_data([2] * m)
+    expected = tools.run_reference(reference, inputs, targets)
+    result = Pipeline(plan, stages, tools.square_sum).step(inputs, targets)
+    assert torch.equal(result.loss, expected)
+    tools.assert_same_gradients(stages, reference)
+
+
+def test_two_replicas_in_opposite_directions(tools):
+    """In one process both replicas may be the same modules: gradients add up by themselves."""
+    plan = pl.plan("dualpipe", pp=2, num_microbatches=8)
+    stages, reference = tools.pair(plan.num_stages // 2)
+    inputs, targets = tools.make_data([2] * 8)
+    expected = tools.run_reference(reference, inputs, targets)
+    result = Pipeline(plan, [*stages, *stages], tools.square_sum).step(inputs, targets)
+    assert torch.equal(result.loss, expected)
+    tools.assert_same_gradients(stages, reference)
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_delivery_order_changes_nothing(tools, seed):
     plan = tools.plan(2, 2, 5)
@@ -113,6 +146,21 @@ def test_recompute_runs_exactly_the_masked_forwards_again(tools):
         masked = int(plan.recompute_mask(rank).sum())
         assert 0 < masked < 8
         assert stages[rank].calls + stages[rank + 2].calls == 8 + masked
+
+
+@pytest.mark.parametrize("schedule", ["zb_h1", "interleaved_zb", "zb_v", "dualpipe_v"])
+def test_recompute_with_split_backwards_runs_each_forward_once_more(tools, schedule):
+    vp = 1 if schedule == "zb_h1" else 2
+    plan = pl.plan(schedule, pp=2, vp=vp, num_microbatches=4, **{MASK: 1})
+    stages, reference = tools.pair(2 * vp)
+    inputs, targets = tools.make_data([2] * 4)
+    expected = tools.run_reference(reference, inputs, targets)
+    result = Pipeline(plan, stages, tools.square_sum).step(inputs, targets)
+    assert torch.equal(result.loss, expected)
+    tools.assert_same_gradients(stages, reference)
+    masked = sum(int(plan.recompute_mask(rank).sum()) for rank in range(2))
+    assert 0 < masked < 8 * vp
+    assert sum(stage.calls for stage in stages) == 8 * vp + masked
 
 
 def test_evaluation_leaves_training_alone(tools):
@@ -272,13 +320,6 @@ def test_integer_boundary_is_refused(tools):
     pipeline = Pipeline(tools.plan(2, 1, 2), [Ints(), tools.Block()], tools.square_sum)
     with pytest.raises(BoundaryError, match=r"0F0.*torch.int64.*floating-point"):
         pipeline.step(inputs, targets)
-
-
-def test_split_backwards_are_refused_by_name(tools):
-    inputs, targets = tools.make_data([2, 2])
-    plan = pl.plan("zb_h1", pp=2, num_microbatches=2)
-    with pytest.raises(PipelineError, match=r"split backwards \(0I0\)"):
-        Pipeline(plan, tools.make_stages(2), tools.square_sum).step(inputs, targets)
 
 
 def test_bad_arguments_are_named(tools):

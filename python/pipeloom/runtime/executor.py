@@ -8,9 +8,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 
-from pipeloom.runtime.backward import full_backward, gradient_edge, input_gradient
+from pipeloom.runtime.backward import (
+    SplitBackward,
+    full_backward,
+    gradient_edge,
+    input_gradient,
+)
 from pipeloom.runtime.errors import BoundaryError, with_hint
-from pipeloom.runtime.program import RUN_BACKWARD, RUN_FORWARD, SEND, Instruction, Program
+from pipeloom.runtime.program import (
+    RECV,
+    RUN_FORWARD,
+    RUN_INPUT_HALF,
+    RUN_WEIGHT_HALF,
+    SEND,
+    Instruction,
+    Program,
+)
 from pipeloom.runtime.transport import UNKNOWN_SHAPES, Boundary, RecvHandle, Transport
 
 if TYPE_CHECKING:
@@ -113,7 +126,7 @@ class RankExecutor:
                 outbox[op.cell] = None
                 continue
             table = inbox if op.kind in _FORWARD_KINDS else gradients
-            if action != RUN_FORWARD and action != RUN_BACKWARD:
+            if action == RECV:
                 shape = shape_of(op.key) if shape_of is not None else None
                 table[op.cell] = transport.recv(op.channel, op.key, shape, dtype)  # type: ignore[arg-type]
                 continue
@@ -129,6 +142,8 @@ class RankExecutor:
                 start = perf_counter()
             if action == RUN_FORWARD:
                 self._forward(op, source)
+            elif action == RUN_WEIGHT_HALF:
+                self._weight_half(op)
             else:
                 self._backward(op, source)
             if record:
@@ -187,18 +202,34 @@ class RankExecutor:
         cell = op.cell
         edge = self._edges[cell]
         self._edges[cell] = None
-        full_backward(edge, self._seed if op.outer else gradient)  # type: ignore[arg-type]
-        if op.last_of_chunk and self._options.on_gradients_ready is not None:
-            self._options.on_gradients_ready(self.rank, op.chunk)
-        if op.inner_end:
-            return
         stage_input = self._inputs[cell]
         self._inputs[cell] = None
+        incoming: Tensor = self._seed if op.outer else gradient  # type: ignore[assignment]
+        if op.action == RUN_INPUT_HALF:
+            # A recomputed forward would be run again by every run of the engine: one must do.
+            halves = SplitBackward(edge, stage_input, whole_first=op.recompute)
+            halves.input_half(incoming)
+            self._edges[cell] = halves
+        else:
+            full_backward(edge, incoming)
+            self._gradients_ready(op)
+        if op.inner_end:
+            return
         result = input_gradient(stage_input)  # type: ignore[arg-type]
         if op.hand_to >= 0:
             self._gradients[op.hand_to] = result
         else:
             self._outbox[cell] = result
+
+    def _weight_half(self, op: Instruction) -> None:
+        halves = self._edges[op.cell]
+        self._edges[op.cell] = None
+        halves.weight_half()
+        self._gradients_ready(op)
+
+    def _gradients_ready(self, op: Instruction) -> None:
+        if op.last_of_chunk and self._options.on_gradients_ready is not None:
+            self._options.on_gradients_ready(self.rank, op.chunk)
 
     def _check_boundary(self, op: Instruction, output: Tensor) -> None:
         """Refuse an output that the next stage does not expect."""

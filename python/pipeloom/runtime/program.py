@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["CompiledPlan", "Instruction", "Program", "compile_plan"]
 
-# Actions: the four things that an executor does.
-RUN_FORWARD, RUN_BACKWARD, SEND, RECV = range(4)
+# Actions: what an executor does.
+RUN_FORWARD, RUN_BACKWARD, RUN_INPUT_HALF, RUN_WEIGHT_HALF, SEND, RECV = range(6)
 
 # The values of the `kind` column (`pipeloom.OpKind`).
 _F, _B, _I, _W, _SEND_F, _RECV_F, _SEND_B, _RECV_B = range(8)
@@ -39,7 +39,7 @@ class Instruction:
     """
 
     action: int
-    """`RUN_FORWARD`, `RUN_BACKWARD`, `SEND` or `RECV`."""
+    """`RUN_FORWARD`, `RUN_BACKWARD`, one of its halves, `SEND` or `RECV`."""
     position: int
     """Place in the rank's order."""
     stage: int
@@ -49,7 +49,7 @@ class Instruction:
     kind: int
     """Value of the op's `kind` column."""
     recompute: bool = False
-    """The forward keeps only its input."""
+    """The forward keeps only its input; the backward runs it again."""
     outer: bool = False
     """Forward: the first stage, input is data. Backward: the last stage, the seed is the loss."""
     inner_end: bool = False
@@ -207,7 +207,7 @@ class _Compiler:
                 continue
             chunk = self.stages[stage][1]
             instruction = Instruction(
-                action=_action(kind, f"{stage}{_TEXT[kind]}{microbatch}"),
+                action=_action(kind),
                 position=position,
                 stage=stage,
                 chunk=chunk,
@@ -217,10 +217,10 @@ class _Compiler:
             )
             if kind == _F:
                 order.setdefault(chunk, []).append(microbatch)
-                instruction.recompute = bool(columns["recompute"][position])
+            instruction.recompute = bool(columns["recompute"][position])
             if instruction.action in (SEND, RECV):
                 _route_transfer(instruction, rank, int(peers[position]))
-            else:
+            elif kind != _W:
                 self._route_compute(instruction, rank)
             instructions.append(instruction)
         _mark_last_backwards(instructions)
@@ -260,18 +260,13 @@ class _Compiler:
                 op.hand_to = self._cell(op.stage + step, op.microbatch)
 
 
-def _action(kind: int, text: str) -> int:
+def _action(kind: int) -> int:
     if kind == _F:
         return RUN_FORWARD
     if kind == _B:
         return RUN_BACKWARD
     if kind in (_I, _W):
-        raise PipelineError(
-            with_hint(
-                f"the plan has split backwards ({text}), which the runtime does not run",
-                "take a schedule with full backwards, such as 1f1b or interleaved_1f1b",
-            )
-        )
+        return RUN_INPUT_HALF if kind == _I else RUN_WEIGHT_HALF
     return SEND if kind in (_SEND_F, _SEND_B) else RECV
 
 
@@ -287,6 +282,7 @@ def _route_transfer(op: Instruction, rank: int, peer: int) -> None:
 def _mark_last_backwards(instructions: list[Instruction]) -> None:
     seen = set()
     for instruction in reversed(instructions):
-        if instruction.action == RUN_BACKWARD and instruction.chunk not in seen:
+        backward = instruction.action in (RUN_BACKWARD, RUN_WEIGHT_HALF)
+        if backward and instruction.chunk not in seen:
             seen.add(instruction.chunk)
             instruction.last_of_chunk = True

@@ -414,7 +414,7 @@ fn nothing_stands_inside_a_pair() {
     }
     let streams = texts(&lowered(&plan, Style::Streams), 0);
     assert!(
-        streams.contains("3RECV_F2 0RECV_B0 (3F2;0B0)OVERLAP_F_B 3B2"),
+        streams.contains("0RECV_B0 3RECV_F2 (3F2;0B0)OVERLAP_F_B 3B2"),
         "{streams}"
     );
     assert!(

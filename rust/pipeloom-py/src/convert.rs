@@ -107,3 +107,15 @@ pub(crate) fn op(text: &str) -> PyResult<Op> {
         Err(error) => Err(to_py(error)),
     }
 }
+
+/// A layout.
+pub(crate) fn layout(value: &Bound<'_, PyAny>) -> PyResult<pipeloom_core::layout::Layout> {
+    match value.cast::<crate::layout::Layout>() {
+        Ok(layout) => Ok(layout.get().0.clone()),
+        Err(_) => Err(PyTypeError::new_err(format!(
+            "layout must be a pipeloom.Layout, but got {}\nhint: make one with Layout.even, \
+             Layout.megatron, Layout.from_counts or Layout.from_string",
+            value.get_type()
+        ))),
+    }
+}

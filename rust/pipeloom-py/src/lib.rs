@@ -7,6 +7,7 @@ mod error;
 mod layout;
 mod plan;
 mod plan_text;
+mod planning;
 mod render;
 mod report;
 mod timeline;
@@ -28,9 +29,11 @@ mod _core {
     #[pymodule_export]
     use crate::layout::Layout;
     #[pymodule_export]
-    use crate::plan::{Plan, legal_num_microbatches, plan, schedules_table};
+    use crate::plan::Plan;
     #[pymodule_export]
     use crate::plan_text::{p2p_order, plan_from_saved};
+    #[pymodule_export]
+    use crate::planning::{legal_num_microbatches, plan, schedules_table};
     #[pymodule_export]
     use crate::render::Drawing;
     #[pymodule_export]

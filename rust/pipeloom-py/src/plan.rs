@@ -1,4 +1,4 @@
-//! Class `Plan` and the functions that make plans.
+//! Class `Plan`.
 
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
@@ -6,9 +6,7 @@ use std::path::PathBuf;
 
 use numpy::{Element, IntoPyArray, PyUntypedArray};
 use pipeloom_core::columns::Columns;
-use pipeloom_core::schedules::{self, Request};
 use pipeloom_core::semantics::Semantics;
-use pipeloom_core::shape::Placement;
 use pipeloom_core::simulate::simulate;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyString};
@@ -21,127 +19,6 @@ use crate::plan_text;
 /// All ranks' orders of one step.
 #[pyclass(frozen, module = "pipeloom._core")]
 pub(crate) struct Plan(pub(crate) pipeloom_core::plan::Plan);
-
-/// Plans a step; see `pipeloom.plan`.
-#[pyfunction]
-#[pyo3(signature = (schedule, *, pp, num_microbatches, vp=None, microbatch_group_size=None,
-    placement=None, num_seq_pieces=None, reverse_backward=None, forward_only=None,
-    extra_warmup=None, num_microbatches_with_partial_activation_checkpoints=None))]
-#[allow(clippy::too_many_arguments)] // the public signature
-pub(crate) fn plan(
-    schedule: &Bound<'_, PyAny>,
-    pp: &Bound<'_, PyAny>,
-    num_microbatches: &Bound<'_, PyAny>,
-    vp: Option<&Bound<'_, PyAny>>,
-    microbatch_group_size: Option<&Bound<'_, PyAny>>,
-    placement: Option<&Bound<'_, PyAny>>,
-    num_seq_pieces: Option<&Bound<'_, PyAny>>,
-    reverse_backward: Option<&Bound<'_, PyAny>>,
-    forward_only: Option<&Bound<'_, PyAny>>,
-    extra_warmup: Option<&Bound<'_, PyAny>>,
-    num_microbatches_with_partial_activation_checkpoints: Option<&Bound<'_, PyAny>>,
-) -> PyResult<Plan> {
-    let optional = |name: &str, value: Option<&Bound<'_, PyAny>>, low: u32| {
-        value
-            .map(|value| convert::integer(name, value, low, u32::MAX))
-            .transpose()
-    };
-    let kept = "num_microbatches_with_partial_activation_checkpoints";
-    let request = Request {
-        schedule: convert::text("schedule", schedule)?,
-        pp: convert::count("pp", pp)?,
-        vp: optional("vp", vp, 1)?,
-        num_microbatches: convert::count("num_microbatches", num_microbatches)?,
-        microbatch_group_size: optional("microbatch_group_size", microbatch_group_size, 1)?,
-        placement: placement
-            .map(|name| convert::text("placement", name))
-            .transpose()?
-            .map(|name| Placement::from_name(&name))
-            .transpose()
-            .map_err(to_py)?,
-        num_seq_pieces: optional("num_seq_pieces", num_seq_pieces, 1)?.unwrap_or(1),
-        reverse_backward: reverse_backward
-            .map(|value| convert::flag("reverse_backward", value))
-            .transpose()?,
-        forward_only: forward_only
-            .map(|value| convert::flag("forward_only", value))
-            .transpose()?
-            .unwrap_or(false),
-        extra_warmup: optional("extra_warmup", extra_warmup, 0)?.unwrap_or(0),
-        partial_checkpoints: optional(
-            kept,
-            num_microbatches_with_partial_activation_checkpoints,
-            0,
-        )?,
-    };
-    schedules::plan(&request).map(Plan).map_err(to_py)
-}
-
-/// The smallest number of microbatches that `plan` accepts; see
-/// `pipeloom.legal_num_microbatches`.
-#[pyfunction]
-#[pyo3(signature = (schedule, *, pp, vp=None, at_least, microbatch_group_size=None, placement=None,
-    num_seq_pieces=None, forward_only=false, extra_warmup=None))]
-#[allow(clippy::too_many_arguments)] // the public signature
-pub(crate) fn legal_num_microbatches(
-    py: Python<'_>,
-    schedule: &str,
-    pp: &Bound<'_, PyAny>,
-    vp: Option<&Bound<'_, PyAny>>,
-    at_least: &Bound<'_, PyAny>,
-    microbatch_group_size: Option<&Bound<'_, PyAny>>,
-    placement: Option<&str>,
-    num_seq_pieces: Option<&Bound<'_, PyAny>>,
-    forward_only: bool,
-    extra_warmup: Option<&Bound<'_, PyAny>>,
-) -> PyResult<u32> {
-    let optional = |name: &str, value: Option<&Bound<'_, PyAny>>, low: u32| {
-        value
-            .map(|value| convert::integer(name, value, low, u32::MAX))
-            .transpose()
-    };
-    let request = Request {
-        microbatch_group_size: optional("microbatch_group_size", microbatch_group_size, 1)?,
-        placement: placement
-            .map(Placement::from_name)
-            .transpose()
-            .map_err(to_py)?,
-        num_seq_pieces: optional("num_seq_pieces", num_seq_pieces, 1)?.unwrap_or(1),
-        forward_only,
-        extra_warmup: optional("extra_warmup", extra_warmup, 0)?.unwrap_or(0),
-        ..Request::new(
-            schedule,
-            convert::count("pp", pp)?,
-            optional("vp", vp, 1)?,
-            convert::count("at_least", at_least)?,
-        )
-    };
-    detach(py, || schedules::legal_num_microbatches(&request))
-}
-
-/// The schedules as (name, summary, source, constraints, vp, placement, arguments).
-#[pyfunction]
-pub(crate) fn schedules_table(py: Python<'_>) -> PyResult<Vec<Bound<'_, PyDict>>> {
-    schedules::FAMILIES
-        .iter()
-        .map(|family| {
-            let row = PyDict::new(py);
-            row.set_item("name", family.name)?;
-            row.set_item("summary", family.summary)?;
-            row.set_item("source", family.source)?;
-            row.set_item("constraints", family.constraints)?;
-            let vp = match family.chunks {
-                schedules::Chunks::Any | schedules::Chunks::Even => None,
-                schedules::Chunks::Exactly(own) => Some(own),
-            };
-            row.set_item("vp", vp)?;
-            row.set_item("placement", family.placement.name())?;
-            let arguments: Vec<&str> = family.arguments.iter().map(|a| a.name()).collect();
-            row.set_item("arguments", arguments)?;
-            Ok(row)
-        })
-        .collect()
-}
 
 #[pymethods]
 impl Plan {

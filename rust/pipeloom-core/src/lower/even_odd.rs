@@ -1,7 +1,8 @@
 //! Megatron-core's synchronous calls: after each step the rank exchanges with both neighbours in
 //! one call, and goes on when all of the call's transfers are done.
 
-use super::program::{Links, Program};
+use super::links::Links;
+use super::program::Program;
 use super::{compute_ops, fifo};
 use crate::error::Result;
 use crate::ids::{Rank, Stage};
@@ -30,7 +31,7 @@ pub(super) fn lower(plan: &Plan) -> Result<Vec<RankOps>> {
             backwards: of_kind(OpKind::Backward),
             warmup: plan.num_warmup(rank) as usize,
         };
-        let mut program = links.program(rank, &ops);
+        let mut program = Program::for_ops(&links, &ops);
         write(&calls, &mut program);
         program.finish()
     });
@@ -87,7 +88,7 @@ impl Calls<'_> {
     }
 
     fn send(&self, op: Op) -> Option<Op> {
-        self.links.transfer(op).map(|(send, _, _)| send)
+        self.links.send(op)
     }
 
     fn receive(&self, op: Option<&Op>) -> Option<Op> {
@@ -121,7 +122,7 @@ impl Calls<'_> {
     fn carried_over(&self, op: Op, stage: u32) -> Option<Op> {
         let stage = Stage(stage);
         let there = Op { stage, ..op };
-        (stage.index() < self.links.num_stages())
+        (stage.index() < self.links.stages().len())
             .then(|| self.links.receive(there))
             .flatten()
     }

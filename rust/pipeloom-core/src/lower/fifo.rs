@@ -7,9 +7,9 @@
 //! its rank that end no later than its producer, so with free transfers it is posted in time and
 //! delays nothing.
 
-use super::channels::Channels;
 use super::compute_ops;
-use super::program::{Links, Program};
+use super::links::{Links, NONE, receive_of};
+use super::program::Program;
 use super::unit_time::ends;
 use crate::error::Result;
 use crate::ids::Rank;
@@ -21,19 +21,16 @@ pub(super) fn lower(plan: &Plan) -> Result<Vec<RankOps>> {
     let shape = plan.shape();
     let links = Links::new(shape);
     let orders: Vec<Vec<Op>> = shape.ranks().map(|rank| compute_ops(plan, rank)).collect();
-    let timed = Timed {
-        ends: ends(&links, &orders, shape.num_units())?,
-        orders,
-    };
-    let mut channels = Channels::new(&links, shape.pp(), shape.num_units() as usize);
-    for order in &timed.orders {
-        for (at, &op) in (0u32..).zip(order) {
-            channels.add(op, at);
-        }
-    }
-    let programs = shape
-        .ranks()
-        .map(|rank| program(&links, &channels, &timed, rank));
+    let ends = ends(shape, &orders)?;
+    let messages = messages(&links, &orders, &ends);
+    let programs = shape.ranks().zip(&orders).map(|(rank, order)| {
+        // Of a source, activations first: the order in which a pair sends.
+        let channels = links.inbound(rank.0).iter().rev();
+        let mut inboxes: Vec<Inbox<'_>> = channels
+            .map(|&channel| Inbox::new(links.source(channel), &messages[channel as usize]))
+            .collect();
+        program(&links, rank, order, &ends[rank.index()], &mut inboxes)
+    });
     Ok(programs.collect())
 }
 
@@ -55,105 +52,111 @@ pub(super) fn lower_batched(plan: &Plan) -> Result<Vec<RankOps>> {
     Ok(ranks)
 }
 
-/// All ranks' compute ops, with the end of each.
-struct Timed {
-    orders: Vec<Vec<Op>>,
-    ends: Vec<Vec<u32>>,
+/// What a channel carries: the end of its producer, and the receive that takes it.
+struct Message {
+    end: u32,
+    recv: Op,
 }
 
-impl Timed {
-    /// Place of a rank's op in the global order.
-    #[inline]
-    fn key(&self, rank: u32, position: u32) -> u64 {
-        let end = self.ends[rank as usize][position as usize];
-        u64::from(end) << 32 | u64::from(rank)
+/// The messages of every channel, in send order.
+fn messages(links: &Links, orders: &[Vec<Op>], ends: &[Vec<u32>]) -> Vec<Vec<Message>> {
+    let mut messages: Vec<Vec<Message>> = links.rooms();
+    for (&op, &end) in orders
+        .iter()
+        .zip(ends)
+        .flat_map(|(order, ends)| order.iter().zip(ends))
+    {
+        if let Some(target) = links.target(op).filter(|target| target.channel != NONE) {
+            let recv = receive_of(op, target);
+            messages[target.channel as usize].push(Message { end, recv });
+        }
     }
+    messages
+}
+
+/// Place in the global order of what ends at `end` on `rank`.
+#[inline]
+fn key(end: u32, rank: u32) -> u64 {
+    u64::from(end) << 32 | u64::from(rank)
 }
 
 /// The messages of one channel that its receiver has yet to place.
 struct Inbox<'a> {
     source: u32,
-    producers: std::slice::Iter<'a, u32>,
+    messages: std::slice::Iter<'a, Message>,
     /// Key of the next message's producer; the largest there is once all are placed.
-    key: u64,
+    next: u64,
 }
 
-impl Inbox<'_> {
+impl<'a> Inbox<'a> {
+    fn new(source: u32, messages: &'a [Message]) -> Self {
+        let mut inbox = Self {
+            source,
+            messages: messages.iter(),
+            next: 0,
+        };
+        inbox.peek();
+        inbox
+    }
+
     #[inline]
-    fn peek(&mut self, timed: &Timed) {
-        let next = self.producers.as_slice().first();
-        self.key = next.map_or(u64::MAX, |&at| timed.key(self.source, at));
+    fn peek(&mut self) {
+        let next = self.messages.as_slice().first();
+        self.next = next.map_or(u64::MAX, |message| key(message.end, self.source));
     }
 }
 
 /// Merges a rank's ops, each followed by its sends, with the receives of all its channels.
-fn program(links: &Links, channels: &Channels, timed: &Timed, rank: Rank) -> RankOps {
-    let order = &timed.orders[rank.index()];
-    let mut program = links.program(rank, order);
-    let mut inboxes: Vec<Inbox<'_>> = channels
-        .inbound(rank.0)
-        .map(|messages| Inbox {
-            source: messages.source,
-            producers: messages.producers.iter(),
-            key: 0,
-        })
-        .collect();
-    for inbox in &mut inboxes {
-        inbox.peek(timed);
-    }
-    let mut slot = 0..0;
-    while slot.end < order.len() {
-        let paired = order[slot.end].flags.has(Flags::PAIR_FIRST);
-        slot = slot.end..order.len().min(slot.end + 1 + usize::from(paired));
-        #[allow(clippy::cast_possible_truncation)] // below MAX_OPS
-        let key = timed.key(rank.0, slot.start as u32);
-        receive_before(key, links, timed, &mut inboxes, &mut program);
-        for &op in &order[slot.clone()] {
-            program.compute(op);
+fn program(
+    links: &Links,
+    rank: Rank,
+    order: &[Op],
+    ends: &[u32],
+    inboxes: &mut [Inbox<'_>],
+) -> RankOps {
+    let mut program = Program::for_ops(links, order);
+    let mut pair = None;
+    for (&op, &end) in order.iter().zip(ends) {
+        if pair.is_none() {
+            receive_before(key(end, rank.0), inboxes, &mut program);
         }
-        send_after(links, &order[slot.clone()], &mut program);
+        program.compute(op);
+        if op.flags.has(Flags::PAIR_FIRST) {
+            pair = Some(op);
+        } else if let Some(first) = pair.take() {
+            send_pair(links, [first, op], &mut program);
+        } else if let Some(send) = links.send(op) {
+            program.transfer(send);
+        }
     }
-    receive_before(u64::MAX, links, timed, &mut inboxes, &mut program);
+    receive_before(u64::MAX, inboxes, &mut program);
     program.finish()
 }
 
-/// Places all receives whose producers stand before `key` in the global order. A pair sends
-/// its activation first, and channels of activations come first among the inboxes.
+/// Places all receives whose producers stand before `key` in the global order. A pair sends its
+/// activation first, and of its two inboxes that of activations comes first.
 #[inline]
-fn receive_before(
-    key: u64,
-    links: &Links,
-    timed: &Timed,
-    inboxes: &mut [Inbox<'_>],
-    program: &mut Program,
-) {
-    while let Some(first) = inboxes.iter_mut().min_by_key(|inbox| inbox.key) {
-        if first.key >= key {
-            break;
-        }
-        let Some(&at) = first.producers.next() else {
-            break;
+fn receive_before(key: u64, inboxes: &mut [Inbox<'_>], program: &mut Program) {
+    loop {
+        let Some(first) = inboxes.iter_mut().min_by_key(|inbox| inbox.next) else {
+            return;
         };
-        let made = timed.orders[first.source as usize][at as usize];
-        if let Some((_, recv, _)) = links.transfer(made) {
-            program.transfer(recv);
+        if first.next >= key {
+            return;
         }
-        first.peek(timed);
+        let Some(message) = first.messages.next() else {
+            return;
+        };
+        program.transfer(message.recv);
+        first.peek();
     }
 }
 
-/// Places the sends of an op, or of a pair.
-#[inline]
-fn send_after(links: &Links, finished: &[Op], program: &mut Program) {
-    let mut gradient = None;
-    for &op in finished {
-        match links.transfer(op) {
-            Some((send, _, _)) if send.kind == OpKind::SendForward => program.transfer(send),
-            Some((send, _, _)) => gradient = Some(send),
-            None => {}
-        }
-    }
-    if let Some(send) = gradient {
+/// Places the sends of an overlapped pair, the activation first.
+fn send_pair(links: &Links, pair: [Op; 2], program: &mut Program) {
+    let mut sends: Vec<Op> = pair.into_iter().filter_map(|op| links.send(op)).collect();
+    sends.sort_by_key(|send| send.kind != OpKind::SendForward);
+    for send in sends {
         program.transfer(send);
     }
 }

@@ -13,9 +13,9 @@
 //! | [`Style::EvenOdd`] | Megatron's synchronous calls | buffered, streams, batched |
 
 mod buffers;
-mod channels;
 mod even_odd;
 mod fifo;
+mod links;
 mod program;
 mod streams;
 mod unit_time;
@@ -29,7 +29,7 @@ use crate::semantics::Style;
 pub use buffers::{Channel, Direction, buffers, sources};
 
 /// Most compute ops of a plan that can be lowered: a lowered plan holds all its ops, at 16 bytes.
-pub const MAX_OPS: u64 = 1 << 28;
+pub const MAX_OPS: u64 = 1 << 27;
 
 /// Adds sends and receives to a plan. Transfers that the plan already has are dropped first.
 ///
@@ -104,7 +104,6 @@ fn compute_ops(plan: &Plan, rank: Rank) -> Vec<Op> {
 
 /// Whether the compute order of every rank comes to its end, if sends never wait.
 pub(crate) fn progress(plan: &Plan) -> Result<()> {
-    let links = program::Links::new(plan.shape());
     let orders: Vec<Vec<Op>> = plan.shape().ranks().map(|r| compute_ops(plan, r)).collect();
-    unit_time::ends(&links, &orders, plan.shape().num_units()).map(|_| ())
+    unit_time::ends(plan.shape(), &orders).map(|_| ())
 }

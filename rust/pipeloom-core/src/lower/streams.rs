@@ -5,40 +5,39 @@
 //! receives of the channel move forward to the order of the sends (a suffix minimum over their
 //! positions); the tensor received early waits in its buffer.
 
-use super::channels::Channels;
 use super::compute_ops;
-use super::program::{Links, NONE};
+use super::links::{Links, NONE, receive_of};
+use super::program::Program;
 use crate::error::{Error, Result};
-use crate::ids::Rank;
 use crate::op::{Flags, Op, OpKind};
 use crate::plan::{Plan, RankOps};
 
 pub(super) fn lower(plan: &Plan, prefetch: u32) -> Result<Vec<RankOps>> {
     let shape = plan.shape();
     let links = Links::new(shape);
-    let mut consumers = Consumers::new(links.num_stages(), shape.num_units() as usize);
+    let mut consumers = Consumers::new(links.stages().len(), shape.num_units() as usize);
+    // By channel, in send order.
+    let mut messages: Vec<Vec<Op>> = links.rooms();
     let orders: Vec<Vec<Op>> = shape.ranks().map(|rank| compute_ops(plan, rank)).collect();
-    let mut channels = Channels::new(&links, shape.pp(), shape.num_units() as usize);
     for order in &orders {
         for (at, &op) in (0u32..).zip(order) {
             consumers.add(op, at);
-            channels.add(op, at);
+            if let Some(target) = links.target(op).filter(|target| target.channel != NONE) {
+                messages[target.channel as usize].push(receive_of(op, target));
+            }
         }
     }
     let mut early = EarlyReceives::default();
-    let programs = shape.ranks().map(|rank| {
-        early.clear(&orders[rank.index()], prefetch);
-        for messages in channels.inbound(rank.0) {
-            let source = &orders[messages.source as usize];
-            for &at in messages.producers {
-                if let Some((_, recv, _)) = links.transfer(source[at as usize]) {
-                    early.add(consumers.of(recv).ok_or_else(|| missing(recv))?);
-                }
+    let programs = shape.ranks().zip(&orders).map(|(rank, order)| {
+        early.clear(order, prefetch);
+        for &channel in links.inbound(rank.0) {
+            for &recv in &messages[channel as usize] {
+                early.add(consumers.of(recv).ok_or_else(|| missing(recv))?);
             }
             early.end_channel();
         }
         early.sort();
-        Ok(program(&links, rank, &orders[rank.index()], &early))
+        Ok(program(&links, order, &early))
     });
     programs.collect()
 }
@@ -57,8 +56,8 @@ fn missing(recv: Op) -> Error {
 }
 
 /// A rank's program: at each slot the receives placed there, the op, its sends.
-fn program(links: &Links, rank: Rank, order: &[Op], early: &EarlyReceives) -> RankOps {
-    let mut program = links.program(rank, order);
+fn program(links: &Links, order: &[Op], early: &EarlyReceives) -> RankOps {
+    let mut program = Program::for_ops(links, order);
     let mut held_back = None;
     for (at, &op) in order.iter().enumerate() {
         for &consumer in early.at(at) {
@@ -67,7 +66,7 @@ fn program(links: &Links, rank: Rank, order: &[Op], early: &EarlyReceives) -> Ra
             }
         }
         program.compute(op);
-        let send = links.transfer(op).map(|(send, _, _)| send);
+        let send = links.send(op);
         if op.flags.has(Flags::PAIR_FIRST) {
             // The pair is one op: nothing stands inside it.
             held_back = send;

@@ -13,6 +13,7 @@ mod zero_bubble;
 
 use crate::error::{Error, Result};
 use crate::ids::Rank;
+use crate::layout::Layout;
 use crate::op::Op;
 use crate::order::RankOrder;
 use crate::plan::Plan;
@@ -48,6 +49,10 @@ pub enum Argument {
     PartialCheckpoints,
     /// `num_seq_pieces`
     SeqPieces,
+    /// `costs`
+    Costs,
+    /// `memory_limit`
+    MemoryLimit,
 }
 
 impl Argument {
@@ -60,6 +65,8 @@ impl Argument {
             Self::ForwardOnly => "forward_only",
             Self::PartialCheckpoints => "num_microbatches_with_partial_activation_checkpoints",
             Self::SeqPieces => "num_seq_pieces",
+            Self::Costs => "costs",
+            Self::MemoryLimit => "memory_limit",
         }
     }
 }
@@ -164,6 +171,10 @@ pub struct Request {
     pub extra_warmup: u32,
     /// Forward steps of a window that keep their activations.
     pub partial_checkpoints: Option<u32>,
+    /// The layout that the plan is for: must fit its shape.
+    pub layout: Option<Layout>,
+    /// Arguments of searched schedules that were given; closed rules use none of them.
+    pub for_searches: Vec<Argument>,
 }
 
 impl Request {
@@ -181,6 +192,8 @@ impl Request {
             forward_only: false,
             extra_warmup: 0,
             partial_checkpoints: None,
+            layout: None,
+            for_searches: Vec::new(),
         }
     }
 
@@ -198,6 +211,7 @@ impl Request {
         ]
         .into_iter()
         .filter_map(|(given, argument)| given.then_some(argument))
+        .chain(self.for_searches.iter().copied())
     }
 }
 
@@ -260,7 +274,8 @@ pub fn legal_num_microbatches(request: &Request) -> Result<u32> {
 fn admit(request: &Request) -> Result<(&'static Family, Shape, Params)> {
     let family = family(&request.schedule)?;
     refuse_unused(family, request)?;
-    let vp = chunks(family, request.vp)?;
+    let vp = request.vp.or(request.layout.as_ref().map(Layout::vp));
+    let vp = chunks(family, vp)?;
     let placement = request
         .placement
         .clone()
@@ -283,6 +298,9 @@ fn admit(request: &Request) -> Result<(&'static Family, Shape, Params)> {
         request.num_seq_pieces,
         family.placement.clone(),
     )?;
+    if let Some(layout) = &request.layout {
+        layout.matches(&shape)?;
+    }
     if request.extra_warmup > 1 {
         return Err(Error::config(
             format!("extra_warmup={} is out of range", request.extra_warmup),

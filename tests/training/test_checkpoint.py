@@ -185,7 +185,11 @@ def test_run_folders_are_new_or_the_runs_own(tmp_path, monkeypatch):
     source.mkdir(parents=True)
     assert claim_run_folder(None, resumed_from=source) == own
     assert claim_run_folder(str(own), resumed_from=source) == own
-    with pytest.raises(CheckpointError, match="not an empty folder"):
+    with pytest.raises(CheckpointError, match="not an empty folder") as caught:
+        claim_run_folder(str(own), resumed_from=None)
+    assert "--resume" not in str(caught.value)
+    (own / "checkpoints" / "latest").write_text("step-000001\n")
+    with pytest.raises(CheckpointError, match=f"--resume {own}"):
         claim_run_folder(str(own), resumed_from=None)
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match="not an empty folder"):

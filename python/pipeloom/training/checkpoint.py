@@ -381,9 +381,10 @@ def claim_run_folder(out: str | None, *, resumed_from: Path | None) -> Path:
     folder = Path(out)
     own = resumed_from is not None and resumed_from.resolve().is_relative_to(folder.resolve())
     if not own and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        resumable = (folder / "checkpoints" / LATEST).exists()
+        go_on = f", or go on with the run in it: --resume {folder}" if resumable else ""
         raise CheckpointError(
-            f"--out {folder} is not an empty folder",
-            f"give another folder, or go on with the run in it: --resume {folder}",
+            f"--out {folder} is not an empty folder", f"give another folder{go_on}"
         )
     folder.mkdir(parents=True, exist_ok=True)
     return folder

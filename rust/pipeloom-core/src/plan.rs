@@ -30,6 +30,11 @@ pub struct RankOps {
 }
 
 impl RankOps {
+    fn unlowered(ops: Vec<Op>) -> Self {
+        let groups = Vec::new();
+        Self { ops, groups }
+    }
+
     /// The group of the op at `position`.
     pub fn group(&self, position: usize) -> u32 {
         self.groups.get(position).copied().unwrap_or(NO_GROUP)
@@ -79,24 +84,20 @@ impl Plan {
         params: Params,
         orders: Vec<Vec<Op>>,
     ) -> Self {
-        let held = |ops| RankOps {
-            ops,
-            groups: Vec::new(),
-        };
         let unmarked = Self {
-            orders: Orders::Held(orders.into_iter().map(held).collect()),
+            orders: Orders::Held(orders.into_iter().map(RankOps::unlowered).collect()),
             ..Self::closed(family, shape, params)
         };
         if unmarked.params.kept_activations.is_none() {
             return unmarked;
         }
-        let marked = unmarked.shape.ranks().map(|rank| {
-            let mut held = unmarked.rank_ops(rank);
-            unmarked.mark_recomputed(rank, &mut held.ops);
-            held
-        });
+        let marked = |rank| {
+            let mut ops = unmarked.rank_ops(rank).ops;
+            unmarked.mark_recomputed(rank, &mut ops);
+            RankOps::unlowered(ops)
+        };
         Self {
-            orders: Orders::Held(marked.collect()),
+            orders: Orders::Held(unmarked.shape.ranks().map(marked).collect()),
             ..unmarked
         }
     }
@@ -329,10 +330,7 @@ impl Plan {
             }
         });
         self.mark_recomputed(rank, &mut ops);
-        RankOps {
-            ops,
-            groups: Vec::new(),
-        }
+        RankOps::unlowered(ops)
     }
 
     fn mark_recomputed(&self, rank: Rank, ops: &mut [Op]) {

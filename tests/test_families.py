@@ -198,31 +198,32 @@ def is_refused(name, pp, vp, m):
     return False
 
 
-def check_shape(name, pp, vp, m):
-    """The plan works, or is refused for the reason that the documentation lists."""
+def planned(name, pp, vp, m):
+    """The plan; None if it is refused, as the documentation says."""
     if is_refused(name, pp, vp, m):
         with pytest.raises(pl.ConfigError, match=r"\nhint: \S"):
             pl.plan(name, pp=pp, vp=vp, num_microbatches=m)
-        return
-    plan = pl.plan(name, pp=pp, vp=vp, num_microbatches=m)
-    schedule = reference.Schedule.of(plan)
-    forward_only = name == "forward_only"
-    assert not reference.faults(schedule, forward_only=forward_only)
-    assert not reference.stuck(schedule)
+        return None
+    return pl.plan(name, pp=pp, vp=vp, num_microbatches=m)
 
 
 def test_sampled_shapes_work_or_are_refused():
-    for shape in random.Random(20_26).sample(list(shapes()), 120):
-        check_shape(*shape)
+    for shape in random.Random(20_26).sample(list(shapes()), 100):
+        plan = planned(*shape)
+        if plan is None:
+            continue
+        schedule = reference.Schedule.of(plan)
+        assert not reference.faults(schedule, forward_only=plan.forward_only), shape
+        assert not reference.stuck(schedule), shape
 
 
+# That the plans of the whole grid progress is a test of the core, which is faster.
 @pytest.mark.slow
-@pytest.mark.timeout(7200)
 @pytest.mark.parametrize("row", pl.schedules(), ids=lambda row: row.name)
 def test_all_shapes_work_or_are_refused(row):
     for shape in shapes():
         if shape[0] == row.name:
-            check_shape(*shape)
+            planned(*shape)
 
 
 def test_legal_num_microbatches_is_the_least_that_plans():

@@ -31,8 +31,10 @@ pub struct RankOps {
 
 impl RankOps {
     fn unlowered(ops: Vec<Op>) -> Self {
-        let groups = Vec::new();
-        Self { ops, groups }
+        Self {
+            ops,
+            ..Self::default()
+        }
     }
 
     /// The group of the op at `position`.
@@ -76,30 +78,22 @@ impl Plan {
         }
     }
 
-    /// The plan of a family whose rule makes all ranks' orders at once. Only
-    /// [`crate::schedules`] calls it, after the family's constraints.
-    pub(crate) fn whole(
-        family: &'static Family,
-        shape: Shape,
-        params: Params,
-        orders: Vec<Vec<Op>>,
-    ) -> Self {
-        let unmarked = Self {
-            orders: Orders::Held(orders.into_iter().map(RankOps::unlowered).collect()),
-            ..Self::closed(family, shape, params)
-        };
+    /// This plan with the orders that its family's rule makes for all ranks at once. Only
+    /// [`crate::schedules`] calls it.
+    pub(crate) fn with_orders(self, orders: Vec<Vec<Op>>) -> Self {
+        let ranks = orders.into_iter().map(RankOps::unlowered).collect();
+        let orders = Orders::Held(ranks);
+        let unmarked = Self { orders, ..self };
         if unmarked.params.kept_activations.is_none() {
             return unmarked;
         }
         let marked = |rank| {
-            let mut ops = unmarked.rank_ops(rank).ops;
-            unmarked.mark_recomputed(rank, &mut ops);
-            RankOps::unlowered(ops)
+            let mut held = unmarked.rank_ops(rank);
+            unmarked.mark_recomputed(rank, &mut held.ops);
+            held
         };
-        Self {
-            orders: Orders::Held(unmarked.shape.ranks().map(marked).collect()),
-            ..unmarked
-        }
+        let orders = Orders::Held(unmarked.shape.ranks().map(marked).collect());
+        Self { orders, ..unmarked }
     }
 
     /// A plan that holds its ops. The caller vouches for them: read plans are checked by

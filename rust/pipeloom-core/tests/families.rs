@@ -116,6 +116,20 @@ fn every_small_plan_is_whole_and_progresses() {
 }
 
 #[test]
+#[ignore = "run by make test-deep: ten seconds"]
+fn every_plan_of_the_grid_is_whole_and_progresses() {
+    for family in FAMILIES {
+        for (pp, vp) in (1..=16).flat_map(|pp| (1..=6).map(move |vp| (pp, vp))) {
+            for m in 1..=64 {
+                if let Ok(plan) = schedules::plan(&Request::new(family.name, pp, Some(vp), m)) {
+                    check(&plan);
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn middle_sizes_progress() {
     for (name, vp) in [
         ("v_half", 2),

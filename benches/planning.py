@@ -124,13 +124,11 @@ def resident_bytes() -> int:
 
 
 def held_bytes() -> float:
-    """Growth of the process by a lowered plan that is kept, after one that warmed the heap."""
-    large(lowered=True)
-    before = resident_bytes()
-    plan = large(lowered=True)
-    grown = resident_bytes() - before
-    del plan
-    return max(grown, 0)
+    """Growth of the process by each plan that is kept, once the heap has room for the work."""
+    kept = [large(lowered=True) for _ in range(2)]
+    before, more = resident_bytes(), 8
+    kept += [large(lowered=True) for _ in range(more)]
+    return (resident_bytes() - before) / more
 
 
 ROWS = [

@@ -81,18 +81,18 @@ def test_csv_of_lowered_plans(plan):
     invariants.csv_round_trips(plan)
 
 
-@bound("lower", "check")
+@bound("lower")
 @given(plans(), st.sampled_from(strategies.STYLES), st.integers(1, 3))
 def test_lowering(plan, style, prefetch):
     invariants.lowers(plan, style, prefetch)
 
 
-@bound("from_csv")
 @given(st.data())
 def test_broken_plans_are_refused(data):
-    plan = data.draw(plans(max_pp=3, max_microbatches=5))
+    whole = plans(max_pp=3, max_microbatches=5)
+    plan = data.draw(whole.filter(lambda p: p.num_replicas == 1))
     mutation = data.draw(strategies.mutations(plan))
-    invariants.verdict_agrees(mutation, forward_only=plan.forward_only)
+    invariants.verdict_agrees(mutation)
 
 
 @bound("simulate", "Costs")

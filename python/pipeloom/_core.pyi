@@ -1,7 +1,14 @@
 from collections.abc import Iterable, Sequence
 from os import PathLike
-from typing import Any, Literal, SupportsIndex, TypeAlias, final
+from typing import Any, Literal, SupportsFloat, SupportsIndex, TypeAlias, final
 
+import numpy as np
+from numpy.typing import NDArray
+
+_Number: TypeAlias = SupportsFloat | SupportsIndex
+_Numbers: TypeAlias = _Number | Sequence[_Number] | NDArray[Any]
+_Links: TypeAlias = _Number | Sequence[Sequence[_Number]] | NDArray[Any]
+_Part: TypeAlias = tuple[float | None, float | None, tuple[int, int] | None]
 _Placement: TypeAlias = Literal["loop", "v", "wave", "bidirectional"]
 
 @final
@@ -293,6 +300,181 @@ class Layout:
     def __hash__(self) -> int: ...
     def __getnewargs_ex__(self) -> tuple[tuple[str], dict[str, Any]]: ...
 
+@final
+class Costs:
+    """What ops and transfers cost, in any one unit of time and any one unit of memory.
+
+    Whole numbers stay exact. Fractions are held in binary fractions of the unit and rounded
+    beyond 2^-20 of it. Costs are values: they compare and pickle, and their repr can be pasted.
+
+    Args:
+        forward: time of F: one number, or one for each stage.
+        backward_input: time of I, likewise.
+        backward_weight: time of W, likewise.
+        backward: time of B, likewise (None: I + W).
+        overlapped: time of an overlapped pair, by its forward's stage (None: F + B).
+        recompute: extra time of a backward that runs its forward again (None: F).
+        latency: time of a transfer between different ranks before its bytes: one number, or a
+            row for each source rank with a number for each destination rank.
+        bandwidth: bytes a unit of time, likewise (None: bytes take no time).
+        boundary_bytes: bytes of a transfer, likewise. A transfer takes
+            latency + boundary_bytes / bandwidth, rounded up to a tick: the whole unit if all
+            numbers are whole.
+        memory_forward: memory that F adds: one number, or one for each stage.
+        memory_backward_input: memory that I adds (negative: frees), likewise.
+        memory_backward_weight: memory that W adds, likewise; B adds both.
+        memory_recompute: memory that a recomputed F adds; its backward first adds the rest.
+        static_memory: memory of parameters and optimizer: one number, or one for each rank.
+
+    Raises:
+        ConfigError: if a number is not finite, a time is negative, or a bandwidth is 0; lists
+            are compared with a plan's stages and ranks when one is simulated.
+        TypeError: if something is no number.
+
+    Examples:
+        >>> import pipeloom as pl
+        >>> pl.Costs(forward=2, latency=0.5)
+        Costs(forward=2, latency=0.5)
+    """
+
+    def __new__(
+        cls,
+        *,
+        forward: _Numbers = 1,
+        backward_input: _Numbers = 1,
+        backward_weight: _Numbers = 1,
+        backward: _Numbers | None = None,
+        overlapped: _Numbers | None = None,
+        recompute: _Numbers | None = None,
+        latency: _Links = 0,
+        bandwidth: _Links | None = None,
+        boundary_bytes: _Links = 0,
+        memory_forward: _Numbers = 1,
+        memory_backward_input: _Numbers = 0,
+        memory_backward_weight: _Numbers = -1,
+        memory_recompute: _Numbers = 0,
+        static_memory: _Numbers = 0,
+    ) -> Costs: ...
+    def __getattr__(self, name: str, /) -> Any:
+        """An argument, as given; lists come back as tuples."""
+
+    def __eq__(self, other: object, /) -> bool: ...
+    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]: ...
+
+@final
+class Report:
+    """What checking a plan found; `str(report)` shows violations among the ops around them.
+
+    Examples:
+        >>> import pipeloom as pl
+        >>> report = pl.plan("1f1b", pp=4, num_microbatches=8).check()
+        >>> report.ok, report.progress
+        (True, {'buffered': True})
+    """
+
+    @property
+    def ok(self) -> bool:
+        """Whether no rule and no promise is broken."""
+
+    @property
+    def violations(self) -> list[Violation]:
+        """Broken rules, and deadlocks under semantics that the plan promises."""
+
+    @property
+    def unpromised(self) -> list[Violation]:
+        """Deadlocks under semantics that were asked for but that the plan does not promise."""
+
+    @property
+    def progress(self) -> dict[str, bool | None]:
+        """For each semantics asked for, whether the plan progresses.
+
+        None: it is about transfers, and the plan has none.
+        """
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that was checked."""
+
+@final
+class Timeline:
+    """When each op of a plan runs, in the unit of the costs: ints if those were whole.
+
+    Examples:
+        >>> import pipeloom as pl
+        >>> timeline = pl.plan("1f1b", pp=4, num_microbatches=8).simulate(pl.Costs())
+        >>> timeline.makespan, timeline.lower_bound, timeline.peak_memory(0)
+        (33, 33, 4)
+    """
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that ran."""
+
+    @property
+    def semantics(self) -> str:
+        """The semantics it ran under."""
+
+    @property
+    def makespan(self) -> float:
+        """From the first start of any rank to the last end, until all transfers are done."""
+
+    @property
+    def span(self) -> float:
+        """The longest time from a rank's own first start to its own last end."""
+
+    @property
+    def bubble_ratio(self) -> float:
+        """1 - busiest rank's work / makespan."""
+
+    @property
+    def bubble_span(self) -> float:
+        """1 - busiest rank's work / span."""
+
+    def bubble(self, rank: SupportsIndex, /) -> float:
+        """1 - the rank's work / makespan."""
+
+    def work(self, rank: SupportsIndex, /) -> float:
+        """Time that the rank computes."""
+
+    def start(self, rank: SupportsIndex, /) -> NDArray[np.int64] | NDArray[np.float64]:
+        """Start of each op of the rank: one entry for each row of `plan.columns(rank)`."""
+
+    def end(self, rank: SupportsIndex, /) -> NDArray[np.int64] | NDArray[np.float64]:
+        """End of each op of the rank: one entry for each row of `plan.columns(rank)`."""
+
+    def peak_memory(self, rank: SupportsIndex, /) -> float:
+        """The rank's highest memory at any time."""
+
+    def memory(self, rank: SupportsIndex, /) -> NDArray[np.int64] | NDArray[np.float64]:
+        """The rank's memory after each of its ops."""
+
+    @property
+    def critical_path(self) -> list[tuple[int, int]]:
+        """A chain of ops from the first start to the last end, as (rank, row of its columns).
+
+        Each starts when the one before it, and its message, lets it.
+        """
+
+    @property
+    def bounds(self) -> dict[str, float]:
+        """Lower bounds on the makespan by name: work, drain, memory, round_trip.
+
+        No order of the same ops on the same placement, within each rank's peak memory here, can
+        be faster.
+        """
+
+    @property
+    def lower_bound(self) -> float:
+        """The largest of the bounds."""
+
+    @property
+    def binding_bound(self) -> str:
+        """Name of the largest bound."""
+
+    @property
+    def gap(self) -> float:
+        """makespan / lower_bound - 1: 0 if the order is provably the best."""
+
 def p2p_order(
     rank: SupportsIndex,
     have: Iterable[Literal["send_next", "recv_prev", "send_prev", "recv_next"]],
@@ -432,6 +614,51 @@ class Plan:
             ['0F0', '0B0']
         """
 
+    def check(self, semantics: str | Sequence[str] | None = None) -> Report:
+        """Checks every rule a plan must meet, and that no ranks wait for each other.
+
+        Args:
+            semantics: under which semantics the plan must progress: a name, or several; None:
+                those that it promises (`plan.semantics`); "all": each is reported, and those that
+                the plan does not promise may fail.
+
+        Returns:
+            The report, if nothing is wrong.
+
+        Raises:
+            CheckError: if a rule is broken or the plan gets stuck; `violations` has all of them,
+                each with rule, rank, position, op, message and hint.
+            ConfigError: if a semantics is unknown, or is about transfers and the plan has none.
+
+        Examples:
+            >>> pl.plan("1f1b", pp=2, num_microbatches=2).check()
+            Report(ok=True, violations=0, unpromised=0)
+        """
+
+    def simulate(
+        self, costs: Costs, semantics: str = "buffered", link_contention: bool = False
+    ) -> Timeline:
+        """Runs the plan at the given costs.
+
+        Args:
+            costs: what ops and transfers take.
+            semantics: what transfers may do to the program; all but "buffered" need a lowered
+                plan.
+            link_contention: whether transfers between two ranks take their turns, per direction.
+
+        Returns:
+            When each op runs, and what that says of time and memory.
+
+        Raises:
+            ConfigError: if the costs do not fit the plan or may overflow, or the semantics is
+                unknown or needs transfers that the plan has not.
+            CheckError: if the plan gets stuck under the semantics.
+
+        Examples:
+            >>> pl.plan("1f1b", pp=2, num_microbatches=2).simulate(pl.Costs())
+            Timeline(makespan=9, span=9, bubble_ratio=0.3333, semantics="buffered")
+        """
+
     @property
     def dropped_actions(self) -> list[tuple[int, int, str]]:
         """(rank, column, text) of the sharding actions of the CSV that this plan was read from."""
@@ -452,3 +679,59 @@ class Plan:
             CheckError: if its ops break rules.
             OSError: if the file can't be read.
         """
+
+@final
+class Drawing:
+    """A plan with a start and an end for each op; `pipeloom.plot` draws it.
+
+    A part is (from, to, ranks): times in the caller's unit, None for an open end; ranks is
+    (first, past), None for all.
+    """
+
+    def __new__(
+        cls,
+        plan: Plan,
+        start: Sequence[NDArray[np.int64]],
+        end: Sequence[NDArray[np.int64]],
+        *,
+        ticks_per_unit: int = 1,
+    ) -> Drawing:
+        """The drawing of measured times, in ticks."""
+
+    @staticmethod
+    def predicted(timeline: Timeline, /, *, critical_path: bool = False) -> Drawing:
+        """The drawing of a simulated plan, with its memory."""
+
+    def grid(self, part: _Part, *, width: SupportsIndex | None = None, color: bool = False) -> str:
+        """The grid of text; see `pipeloom.plot.grid`."""
+
+    def svg(
+        self,
+        part: _Part,
+        *,
+        width: SupportsIndex | None = None,
+        memory: bool = False,
+        critical_path: bool = False,
+    ) -> str:
+        """The SVG picture; see `pipeloom.plot.svg`."""
+
+    def trace(self, part: _Part, *, microseconds_per_unit: SupportsIndex) -> str:
+        """The Chrome trace; see `pipeloom.plot.trace`."""
+
+    def boxes(self, part: _Part, /) -> list[tuple[int, str, str, str, float, float, int]]:
+        """(rank, label, fill, ink, start, end, half) of each box.
+
+        half is 0 for a whole row, 1 for its upper and 2 for its lower half.
+        """
+
+    @property
+    def legend(self) -> list[tuple[str, str]]:
+        """(name, fill) of each kind of op."""
+
+    @property
+    def headline(self) -> str:
+        """Schedule, shape, makespan, bubble, peak memory."""
+
+    @property
+    def extent(self) -> tuple[float, float]:
+        """First and last time."""

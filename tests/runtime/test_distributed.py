@@ -29,7 +29,7 @@ from pipeloom.runtime.distributed import TorchTransport
 pytestmark = pytest.mark.dist
 
 
-def child(rank, pp, folder, timeout_s, body, init_method):
+def child(rank, pp, folder, body, init_method, options):
     """Run `body(transport)` and leave what it gave, or how it failed, in a file."""
     torch.set_num_threads(1)
     dist.init_process_group(
@@ -41,7 +41,7 @@ def child(rank, pp, folder, timeout_s, body, init_method):
     )
     started = time.monotonic()
     try:
-        outcome = body(TorchTransport(timeout_s=timeout_s))
+        outcome = body(TorchTransport(**options))
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
         if os.environ.get("PIPELOOM_TEST_TRACE"):
@@ -53,15 +53,16 @@ def child(rank, pp, folder, timeout_s, body, init_method):
     dist.destroy_process_group()
 
 
-def launch(tmp_path, pp, body, timeout_s=20.0, *, stopped=None, init_method=None):
+def launch(tmp_path, pp, body, timeout_s=20.0, *, stopped=None, init_method=None, sockets=True):
     """Fork `pp` ranks; give (exit code, what it left) of each.
 
     Rank `stopped` stops itself and is killed once the others have ended.
     """
     init_method = init_method or f"file://{tmp_path}/store"
+    options = {"timeout_s": timeout_s, "sockets": sockets}
     context = mp.get_context("fork")
     processes = [
-        context.Process(target=child, args=(rank, pp, str(tmp_path), timeout_s, body, init_method))
+        context.Process(target=child, args=(rank, pp, str(tmp_path), body, init_method, options))
         for rank in range(pp)
     ]
     for process in processes:
@@ -93,6 +94,7 @@ def gradients_of(pipeline):
     return [p.grad for chunks in pipeline.chunks.values() for c in chunks for p in c.parameters()]
 
 
+@pytest.mark.parametrize("sockets", [True, False], ids=["sockets", "gloo"])
 @pytest.mark.parametrize(
     ("pp", "vp", "sizes", "shape"),
     [
@@ -103,7 +105,7 @@ def gradients_of(pipeline):
         (3, 2, [1] * 7, (1, 6)),
     ],
 )
-def test_equal_to_the_unpipelined_model(tools, tmp_path, pp, vp, sizes, shape):
+def test_equal_to_the_unpipelined_model(tools, tmp_path, pp, vp, sizes, shape, sockets):
     inputs, targets = tools.make_data(sizes)
     if shape == "each":
         shape = [(size, tools.width) for size in sizes]
@@ -127,7 +129,7 @@ def test_equal_to_the_unpipelined_model(tools, tmp_path, pp, vp, sizes, shape):
         evaluated = pipeline.evaluate(inputs, targets).loss
         return results, evaluated, gradients_of(pipeline)
 
-    outcomes = values(launch(tmp_path, pp, body))
+    outcomes = values(launch(tmp_path, pp, body, sockets=sockets))
     for rank, (losses, evaluated, gradients) in enumerate(outcomes):
         if rank == pp - 1:
             assert torch.equal(losses[0], expected)
@@ -140,10 +142,12 @@ def test_equal_to_the_unpipelined_model(tools, tmp_path, pp, vp, sizes, shape):
             torch.testing.assert_close(mine, truth, rtol=0, atol=1e-6 * float(truth.abs().max()))
 
 
-def test_many_sends_in_flight_are_all_kept(tools, tmp_path):
-    """GPipe sends all m outputs before the first gradient: more than one batch of the reaper."""
-    m = 90
-    inputs, targets = tools.make_data([1] * m)
+@pytest.mark.parametrize(
+    ("sockets", "m", "size"), [(False, 90, 1), (True, 90, 1), (True, 6, 50_000)]
+)
+def test_many_sends_in_flight_are_all_kept(tools, tmp_path, sockets, m, size):
+    """GPipe sends all outputs before it reads: more than the kernel's buffers or one batch hold."""
+    inputs, targets = tools.make_data([size] * m)
     plan = pl.plan("gpipe", pp=2, num_microbatches=m)
     reference = tools.make_stages(2)
     expected = tools.run_reference(reference, inputs, targets)
@@ -152,7 +156,7 @@ def test_many_sends_in_flight_are_all_kept(tools, tmp_path):
         pipeline = Pipeline(plan, tools.make_stages(2), tools.square_sum, transport=transport)
         return [pipeline.step(inputs, targets).loss for _ in range(2)][-1]
 
-    assert torch.equal(values(launch(tmp_path, 2, body))[1], expected)
+    assert torch.equal(values(launch(tmp_path, 2, body, sockets=sockets))[1], expected)
 
 
 def test_counted_tokens_reach_every_rank(tools, tmp_path):
@@ -283,9 +287,10 @@ def trapped(tools, pp, victim, deed, at=3, m=6):
     return body
 
 
-def test_killed_peer_is_named(tools, tmp_path):
+@pytest.mark.parametrize("sockets", [True, False], ids=["sockets", "gloo"])
+def test_killed_peer_is_named(sockets, tools, tmp_path):
     body = trapped(tools, 3, 1, lambda: os.kill(os.getpid(), signal.SIGKILL))
-    results = launch(tmp_path, 3, body)
+    results = launch(tmp_path, 3, body, sockets=sockets)
     assert [code for code, _ in results] == [3, -signal.SIGKILL, 3]
     first, _, last = errors(results)
     assert re.match(
@@ -295,9 +300,10 @@ def test_killed_peer_is_named(tools, tmp_path):
     assert issubclass(PeerLost, RuntimeError)
 
 
-def test_stuck_peer_ends_every_rank(tools, tmp_path, capfd):
+@pytest.mark.parametrize("sockets", [True, False], ids=["sockets", "gloo"])
+def test_stuck_peer_ends_every_rank(sockets, tools, tmp_path, capfd):
     body = trapped(tools, 3, 1, lambda: time.sleep(1000))
-    results = launch(tmp_path, 3, body, timeout_s=2.0)
+    results = launch(tmp_path, 3, body, timeout_s=2.0, sockets=sockets)
     assert [code for code, _ in results] == [3, 70, 3]
     first, _, last = errors(results)
     assert any(text.startswith("PipelineTimeout") for text in (first, last))

@@ -8,7 +8,7 @@ import torch
 
 import pipeloom as pl
 from pipeloom.model import gpt_builder, model_provider
-from pipeloom.training import pretrain as module
+from pipeloom.training import checkpoint
 from pipeloom.training.checkpoint import resolve_checkpoint
 from pipeloom.training.data import train_valid_test_datasets_provider
 from pipeloom.training.errors import CheckpointError, DivergedError
@@ -133,13 +133,13 @@ def test_an_interruption_keeps_the_last_checkpoint_and_nothing_half(make_args, m
         raise KeyboardInterrupt
 
     saves = []
-    save = module.checkpoint.state_dict_saver.save
+    save = checkpoint.state_dict_saver.save
 
     def second_is_interrupted(*given, **named):
         saves.append(1)
         return interrupted() if len(saves) == 2 else save(*given, **named)
 
-    monkeypatch.setattr(module.checkpoint.state_dict_saver, "save", second_is_interrupted)
+    monkeypatch.setattr(checkpoint.state_dict_saver, "save", second_is_interrupted)
     with pytest.raises(KeyboardInterrupt, match=r"step 4; last checkpoint: .*step-000002"):
         train(args)
     kept = resolve_checkpoint(args.out)

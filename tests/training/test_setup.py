@@ -3,6 +3,8 @@
 import argparse
 import io
 import json
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -190,3 +192,17 @@ def test_ranks_that_took_turns_are_timed_side_by_side(schedule, shape, makespan)
     assert side_by_side(events, plan.num_stages) == makespan
     work = 3.0 * shape["num_microbatches"] * plan.vp
     assert busiest(events) == work
+
+
+def test_options_are_added_without_torch():
+    code = (
+        "import argparse, sys\n"
+        "from pipeloom.training.arguments import add_train_arguments, arguments_from\n"
+        "from pipeloom.training.generate import add_generate_arguments\n"
+        "import pipeloom.training.command, pipeloom.training.corpus\n"
+        "parser = argparse.ArgumentParser()\n"
+        "add_train_arguments(parser)\n"
+        "arguments_from(parser.parse_args([]))\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

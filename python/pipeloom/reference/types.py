@@ -69,6 +69,31 @@ class Schedule:
             pieces,
         )
 
+    @classmethod
+    def read(cls, steps: list[list[Step]]) -> Self:
+        """What a bare list of orders says of its pipeline, as for a reader of a CSV.
+
+        A stage is on the rank that names it first; there are as many stages and units as the
+        largest numbers say.
+
+        Raises:
+            ValueError: If a rank has no op, or a stage below the largest is on no rank.
+        """
+        rank_of: dict[int, int] = {}
+        units = 0
+        for rank, order in enumerate(steps):
+            for step in order:
+                for op in step:
+                    rank_of.setdefault(op.stage, rank)
+                    units = max(units, op.unit + 1)
+        if not all(steps):
+            raise ValueError("a rank has no op\nhint: each rank runs at least one stage")
+        stages = range(max(rank_of) + 1)
+        missing = [stage for stage in stages if stage not in rank_of]
+        if missing:
+            raise ValueError(f"no rank runs stages {missing}\nhint: number stages from 0")
+        return cls(steps, [rank_of[stage] for stage in stages], units)
+
     def ops(self, rank: int) -> list[str]:
         """The order of a rank as text: each transfer by itself, a pair as one action."""
         texts: list[str] = []

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from collections import Counter
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -13,7 +13,6 @@ from torch._C._distributed_c10d import PrefixStore
 
 from pipeloom.runtime.agreement import NoticeBoard, Watchdog
 from pipeloom.runtime.errors import (
-    BoundaryError,
     PeerLost,
     PipelineError,
     PipelineTimeout,
@@ -21,11 +20,13 @@ from pipeloom.runtime.errors import (
     TransferTimeout,
     with_hint,
 )
+from pipeloom.runtime.lanes import GroupLane, RecvLane, SendLane, complete
 from pipeloom.runtime.reaper import Reaper
-from pipeloom.runtime.transport import BACKWARD, Channel, Key
+from pipeloom.runtime.sockets import SocketHub, SocketSender
+from pipeloom.runtime.transport import BACKWARD, Channel, Key, RecvHandle
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from torch import Tensor
     from torch._C._distributed_c10d import Store
@@ -34,83 +35,21 @@ if TYPE_CHECKING:
 
 __all__ = ["TorchTransport"]
 
-_MAX_DIMS = 8
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-_POLL_S = 0.0002
-
-
-class _Lane(NamedTuple):
-    """Where one channel's messages go: a group, the other end's rank in it, a tag."""
-
-    group: Any
-    peer: int
-    tag: int
-
-
-class _TorchRecv:
-    """A posted receive. Without known shapes the data follows a header that gives its shape."""
-
-    __slots__ = ("_header", "_tensor", "_transport", "_work", "channel", "key")
-
-    def __init__(self, transport: TorchTransport, channel: Channel, key: Key) -> None:
-        self.channel = channel
-        self.key = key
-        self._transport = transport
-        self._header: tuple[Tensor, Any] | None = None
-        self._tensor: Tensor | None = None
-        self._work: Any = None
-
-    def post_data(self, shape: torch.Size, dtype: torch.dtype) -> None:
-        self._tensor = torch.empty(shape, dtype=dtype, device=self._transport.device)
-        self._work = self._transport.post_recv(self.channel, self._tensor, data=True)
-
-    def post_header(self) -> None:
-        header = torch.empty(4 + _MAX_DIMS, dtype=torch.int64, device=self._transport.device)
-        self._header = header, self._transport.post_recv(self.channel, header, data=False)
-
-    def read_header(self, limit_s: float) -> None:
-        """Wait for the header and post the receive of the data."""
-        assert self._header is not None
-        header, work = self._header
-        self._transport.complete(work, limit_s)
-        stage, microbatch, dtype, dims, *sizes = header.tolist()
-        if (stage, microbatch) != self.key:
-            raise BoundaryError(
-                with_hint(
-                    f"channel {self.channel}: the message of {Key(stage, microbatch)} came where "
-                    f"that of {self.key} was expected",
-                    "the plan's sends and receives do not pair up: run plan.check()",
-                )
-            )
-        self.post_data(torch.Size(sizes[:dims]), _DTYPES[dtype])
-
-    def ready(self) -> bool:
-        # gloo's works do not know that they are done before somebody has waited.
-        return False
-
-    def wait(self, limit_s: float) -> None:
-        deadline = time.monotonic() + limit_s
-        if self._work is None:
-            self._transport.post_data_up_to(self, deadline)
-        self._transport.complete(self._work, deadline - time.monotonic())
-
-    def take(self) -> Tensor:
-        tensor = self._tensor
-        assert tensor is not None
-        self._tensor = self._work = self._header = None
-        return tensor
+T = TypeVar("T")
 
 
 class TorchTransport:
     """This process is one rank; messages go through `torch.distributed`.
 
-    On gloo each channel has a tag of its own, on NCCL a two-rank communicator of its own, all
-    created before the first step in one order on every rank.
+    Each channel has a lane of its own: on CPUs a socket if both ranks are on one host, else a tag
+    on gloo; on GPUs a two-rank NCCL communicator. All are created before the first step, in one
+    order on every rank.
 
     Args:
         group: The pipeline's process group; its ranks are the pipeline's. None: the default group.
         device: Device of received tensors. None: the CPU on gloo, the current GPU on NCCL.
         timeout_s: Limit of every wait, in seconds.
+        sockets: Whether CPU ranks of one host use sockets in place of gloo for their messages.
     """
 
     _instances: ClassVar[Counter[tuple[int, ...]]] = Counter()
@@ -121,6 +60,7 @@ class TorchTransport:
         *,
         device: torch.device | str | None = None,
         timeout_s: float = 60.0,
+        sockets: bool = True,
     ) -> None:
         if not dist.is_initialized():
             raise PipelineError(
@@ -140,9 +80,14 @@ class TorchTransport:
         if device is None:
             device = f"cuda:{torch.cuda.current_device()}" if self._polls else "cpu"
         self.device = torch.device(device)
-        self.board = NoticeBoard(self._store(), self.rank, self.pp)
-        self._lanes: dict[tuple[Channel, bool], _Lane] = {}
-        self._headers: dict[Channel, deque[_TorchRecv]] = {}
+        store = self._store()
+        self.board = NoticeBoard(store, self.rank, self.pp)
+        self._hub: SocketHub | None = None
+        if sockets and self.backend == "gloo" and self.device.type == "cpu":
+            self._hub = SocketHub(store, self.rank, self.pp, timeout_s)
+        self._neighbours: set[int] | None = None
+        self._senders: dict[Channel, SendLane] = {}
+        self._receivers: dict[Channel, RecvLane] = {}
         self._subgroups: dict[tuple[int, ...], Any] = {}
         self._agreed: dict[str, str] | None = None
         self._broken = False
@@ -156,132 +101,105 @@ class TorchTransport:
         prefix = f"pipeloom/{'-'.join(map(str, members))}/{number}"
         return PrefixStore(prefix, dist.distributed_c10d._get_default_store())
 
-    # --- set-up -------------------------------------------------------------------------------
-
     def open(self, channels: Iterable[Channel]) -> None:
         """Create the lanes of all channels that this rank is an end of.
 
         Every rank passes the same channels, those of the whole plan, and goes through them in the
         same order; communicators made on first use would be made in different orders, and hang.
+
+        Raises:
+            PipelineTimeout: A peer did not come.
         """
-        for channel in sorted(channels):
-            if (channel, True) in self._lanes:
-                continue
-            if self.rank not in (channel.source, channel.destination):
-                continue
-            if self._polls:
-                self._open_communicators(channel)
-                continue
+        new = [
+            channel
+            for channel in sorted(channels)
+            if self.rank in channel[:2]
+            and channel not in self._senders
+            and channel not in self._receivers
+        ]
+        if self._neighbours is None and self._hub is not None:
+            self._neighbours = self._limited(self._hub.neighbours)
+        near = [c for c in new if {c.source, c.destination} - {self.rank} <= self._near()]
+        if near and self._hub is not None:
+            hub = self._hub
+            senders, receivers = self._limited(lambda: hub.connect(near))
+            self._senders |= senders
+            self._receivers |= receivers
+        for channel in new:
+            if channel not in near:
+                lane = self._group_lane(channel)
+                if channel.source == self.rank:
+                    self._senders[channel] = lane
+                else:
+                    self._receivers[channel] = lane
+
+    def _near(self) -> set[int]:
+        """The ranks that sockets reach."""
+        return self._neighbours or set()
+
+    def _limited(self, call: Callable[[], T]) -> T:
+        """Run a set-up call that may wait for peers."""
+        try:
+            return call()
+        except (TransferTimeout, TransferBroken) as error:
+            raise PipelineTimeout(
+                with_hint(
+                    f"rank {self.rank} set up its channels for {self.timeout_s:g} s: {error}"
+                    f"{self.board.reported()}",
+                    "every rank must start the same plan",
+                )
+            ) from error
+
+    def _group_lane(self, channel: Channel) -> GroupLane:
+        """A lane through the process group: own tags on gloo, own communicators on NCCL."""
+        if self._polls:
+            data, headers = (self._communicator(channel, what) for what in ("data", "shapes"))
+        else:
             number = (channel.source * self.pp + channel.destination) * 2
             number += channel.direction == BACKWARD
             peer = channel.destination if channel.source == self.rank else channel.source
-            for data in (True, False):
-                self._lanes[channel, data] = _Lane(self._group, peer, 2 * number + data)
+            data, headers = ((self._group, peer, 2 * number + which) for which in (0, 1))
+        return GroupLane(
+            channel,
+            data,
+            headers,
+            device=self.device,
+            polls=self._polls,
+            reaper=self._reaper,
+        )
 
-    def _open_communicators(self, channel: Channel) -> None:
+    def _communicator(self, channel: Channel, what: str) -> tuple[Any, int, int]:
         ends = [
             dist.get_global_rank(self._group, rank)
             for rank in (channel.source, channel.destination)
         ]
-        for data in (True, False):
-            pair = dist.new_group(
-                sorted(ends),
-                timeout=timedelta(seconds=self.timeout_s),
-                use_local_synchronization=True,
-                group_desc=f"pipeloom {channel} {'data' if data else 'shapes'}",
-            )
-            dist.all_reduce(torch.zeros(1, device=self.device), group=pair)  # connects it now
-            peer = 1 - dist.get_rank(pair)
-            self._lanes[channel, data] = _Lane(pair, peer, 0)
+        pair = dist.new_group(
+            sorted(ends),
+            timeout=timedelta(seconds=self.timeout_s),
+            use_local_synchronization=True,
+            group_desc=f"pipeloom {channel} {what}",
+        )
+        dist.all_reduce(torch.zeros(1, device=self.device), group=pair)  # connects it now
+        return pair, 1 - dist.get_rank(pair), 0
 
     def agree(self, fingerprint: Mapping[str, str]) -> None:
         """Compare with all ranks, unless the same was agreed at the step before."""
-        if self._agreed == fingerprint:
-            return
-        self.board.agree(fingerprint, self.timeout_s)
-        self._agreed = dict(fingerprint)
-
-    # --- messages -----------------------------------------------------------------------------
+        own = {**fingerprint, "transport": f"{self.backend}, sockets={self._hub is not None}"}
+        if self._agreed != own:
+            self.board.agree(own, self.timeout_s)
+            self._agreed = own
 
     def send(self, channel: Channel, key: Key, tensor: Tensor, *, announce: bool) -> None:
-        """Post the send, after a header if the receiver does not know the shape."""
+        """Send without waiting, after its shape if the receiver does not know it."""
         if not tensor.is_contiguous():
             tensor = tensor.contiguous()
-        if announce:
-            self._send_header(channel, key, tensor)
-        lane = self._lanes[channel, True]
-        try:
-            self._reaper.hold(lane.group.send([tensor], lane.peer, lane.tag), tensor, channel)
-        except RuntimeError as error:
-            raise TransferBroken(str(error)) from error
-
-    def _send_header(self, channel: Channel, key: Key, tensor: Tensor) -> None:
-        if tensor.dtype not in _DTYPES or tensor.dim() > _MAX_DIMS:
-            raise BoundaryError(
-                with_hint(
-                    f"{key}: a tensor of {tensor.dtype}, {tensor.dim()} dimensions, can't be sent",
-                    f"send one of {', '.join(map(str, _DTYPES))}, at most {_MAX_DIMS} dimensions",
-                )
-            )
-        sizes = [*tensor.shape, *[0] * (_MAX_DIMS - tensor.dim())]
-        header = torch.tensor(
-            [*key, _DTYPES.index(tensor.dtype), tensor.dim(), *sizes], device=self.device
-        )
-        lane = self._lanes[channel, False]
-        self._reaper.hold(lane.group.send([header], lane.peer, lane.tag), header, channel)
+        self._senders[channel].send(key, tensor, announce=announce)
 
     def recv(
         self, channel: Channel, key: Key, shape: torch.Size | None, dtype: torch.dtype
-    ) -> _TorchRecv:
-        """Post the receive of the data, or of the header that announces it."""
-        handle = _TorchRecv(self, channel, key)
-        if shape is None:
-            handle.post_header()
-            self._headers.setdefault(channel, deque()).append(handle)
-        else:
-            handle.post_data(shape, dtype)
-        return handle
-
-    def post_recv(self, channel: Channel, buffer: Tensor, *, data: bool) -> Any:
-        """Post one receive on a channel's lane."""
-        lane = self._lanes[channel, data]
-        try:
-            return lane.group.recv([buffer], lane.peer, lane.tag)
-        except RuntimeError as error:
-            raise TransferBroken(str(error)) from error
-
-    def post_data_up_to(self, handle: _TorchRecv, deadline: float) -> None:
-        """Read headers in the channel's order until `handle` has its data posted.
-
-        Data is matched in the order in which it is posted, so no message may overtake.
-        """
-        waiting = self._headers[handle.channel]
-        while handle._work is None:
-            waiting.popleft().read_header(deadline - time.monotonic())
-
-    def complete(self, work: Any, limit_s: float) -> None:
-        """Wait for a work.
-
-        Raises:
-            TransferTimeout: It took longer than the limit.
-            TransferBroken: The peer is gone.
-        """
-        started = time.monotonic()
-        try:
-            if self._polls:  # NCCL's wait only orders streams: wait on the host for the limit
-                while not work.is_completed():
-                    if time.monotonic() - started > limit_s:
-                        raise TransferTimeout
-                    time.sleep(_POLL_S)
-                work.wait()
-            else:
-                work.wait(timedelta(seconds=max(limit_s, 0.001)))
-        except RuntimeError as error:
-            if time.monotonic() - started >= limit_s:
-                raise TransferTimeout(str(error)) from error
-            raise TransferBroken(str(error)) from error
-
-    # --- running ------------------------------------------------------------------------------
+    ) -> RecvHandle:
+        """Post a receive."""
+        return self._receivers[channel].recv(key, shape, dtype)
 
     def drive(self, executors: Sequence[RankExecutor]) -> None:
         """Run this process's rank; every wait has the limit `timeout_s`.
@@ -299,7 +217,6 @@ class TorchTransport:
             )
         (executor,) = executors
         self._broken = True  # until the end is reached
-        self._headers.clear()
         watchdog = Watchdog(self.board, executor.report, grace_s=max(1.0, self.timeout_s / 2))
         try:
             for handle in executor.run():
@@ -307,21 +224,31 @@ class TorchTransport:
             self._drain()
             self._broken = False
         except TransferTimeout as error:
-            raise self._failure(executor, PipelineTimeout, "waited past the limit of ") from error
+            what = f"it waited past the limit of {self.timeout_s:g} s"
+            raise self._failure(executor, PipelineTimeout, what) from error
         except TransferBroken as error:
-            raise self._failure(executor, PeerLost, "lost the connection, limit ") from error
+            raise self._failure(executor, PeerLost, "the connection broke") from error
         except BaseException as error:
             error.add_note(executor.report())
             self.board.post_failure(f"{executor.report()}: {type(error).__name__}: {error}")
+            self._hang_up()
             raise
         finally:
             watchdog.stop()
 
+    def _hang_up(self) -> None:
+        """Close connections, so that peers notice even if the caller keeps this process."""
+        if self._hub is not None:
+            self._hub.close()
+
     def _drain(self) -> None:
         deadline = time.monotonic() + self.timeout_s
+        for lane in self._senders.values():
+            if isinstance(lane, SocketSender):
+                lane.drain(deadline - time.monotonic())
         for work, _, channel in self._reaper.drain(self.timeout_s):
             try:
-                self.complete(work, deadline - time.monotonic())
+                complete(work, deadline - time.monotonic(), polls=self._polls)
             except (TransferTimeout, TransferBroken) as error:
                 raise type(error)(f"send to rank {channel.destination}: {error}") from error
 
@@ -330,9 +257,10 @@ class TorchTransport:
     ) -> PipelineError:
         """Tell the others, and make this rank's error."""
         report = executor.report()
-        own = f"{report}; {what}{self.timeout_s:g} s"
+        own = f"{report}; {what}"
         others = self.board.reported(patience_s=0.5 if kind is PeerLost else 0.0)
         self.board.post_failure(own)
+        self._hang_up()
         return kind(
             with_hint(
                 own + others,
@@ -348,7 +276,7 @@ class TorchTransport:
             return
         try:
             work = dist.all_reduce(tensors[self.rank], group=self._subgroup(members), async_op=True)
-            self.complete(work, self.timeout_s)
+            complete(work, self.timeout_s, polls=self._polls)
         except (TransferTimeout, TransferBroken, RuntimeError) as error:
             kind = PipelineTimeout if isinstance(error, TransferTimeout) else PeerLost
             own = f"rank {self.rank} in all_reduce over ranks {list(members)}: {error}"

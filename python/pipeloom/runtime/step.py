@@ -102,7 +102,6 @@ def run_step(
             )
         )
     options.boundary.check_count(compiled.num_microbatches)
-    transport.open(compiled.channels)
     if transport.backend is not None:  # one process agrees with itself
         transport.agree(
             {
@@ -114,6 +113,7 @@ def run_step(
                 **(fingerprint or {}),
             }
         )
+    transport.open(compiled.channels)
     count = training and loss_scale is None
     executors = [
         RankExecutor(program, transport, forwards[rank], options, training=training)

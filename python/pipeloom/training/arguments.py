@@ -161,32 +161,32 @@ class TrainingArguments:
                 f"{name}={getattr(self, name)!r} is not {expected}\nhint: set it with --{flag}"
             )
 
-    def make_plan(
-        self, *, forward_only: bool = False, num_microbatches: int | None = None
-    ) -> pipeloom.Plan:
-        """The compute order of a step: of training, or of an evaluation with its own m.
-
-        Evaluation orders are those of the family's forwards, so each chunk stays where it is.
-        """
-        if not forward_only:
-            return pipeloom.plan(
-                self.schedule,
-                pp=self.pp,
-                vp=self.vp,
-                num_microbatches=num_microbatches or self.num_microbatches,
-                microbatch_group_size=self.microbatch_group_size,
-                num_microbatches_with_partial_activation_checkpoints=(
-                    self.num_microbatches_with_partial_activation_checkpoints
-                ),
-            )
-        own = "forward_only" in self._schedule_row.arguments
+    def make_plan(self) -> pipeloom.Plan:
+        """The compute order of a training step."""
         return pipeloom.plan(
-            self.schedule if own else "forward_only",
+            self.schedule,
             pp=self.pp,
             vp=self.vp,
-            num_microbatches=num_microbatches or self.eval_microbatches,
-            placement=self.placement,
-            forward_only=True,
+            num_microbatches=self.num_microbatches,
+            microbatch_group_size=self.microbatch_group_size,
+            num_microbatches_with_partial_activation_checkpoints=(
+                self.num_microbatches_with_partial_activation_checkpoints
+            ),
+        )
+
+    def make_evaluation_plan(self, num_microbatches: int) -> pipeloom.Plan:
+        """The compute order of an evaluation, with its own m on the same chunks."""
+        if self.placement == "loop":
+            return pipeloom.plan(
+                "forward_only", pp=self.pp, vp=self.vp, num_microbatches=num_microbatches
+            )
+        # Forwards alone in the family's own order: it is the one that fits its placement.
+        return pipeloom.plan(
+            self.schedule,
+            pp=self.pp,
+            vp=self.vp,
+            num_microbatches=num_microbatches,
+            forward_only="forward_only" in self._schedule_row.arguments,
         )
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -46,12 +47,20 @@ def run_train(namespace: argparse.Namespace) -> int:
             train_valid_test_datasets_provider, partial(model_provider, gpt_builder), args=args
         )
     except KeyboardInterrupt as interrupt:
-        kept = interrupt.args[0] if interrupt.args else "nothing was trained yet"
-        print(f"\ninterrupted: {kept}", file=sys.stderr, flush=True)
+        _say_interrupted(interrupt)
         return INTERRUPTED
     if result.is_first:
         _print_result(result, as_json=getattr(namespace, "json", False))
     return 0
+
+
+def _say_interrupted(interrupt: KeyboardInterrupt) -> None:
+    kept = interrupt.args[0] if interrupt.args else "nothing was trained yet"
+    if os.environ.get("RANK", "0") == "0":
+        print(f"\ninterrupted: {kept}", file=sys.stderr, flush=True)
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        # torch's threads may wait for peers that are gone.
+        os._exit(INTERRUPTED)
 
 
 def _print_result(result: TrainingResult, *, as_json: bool) -> None:

@@ -1,37 +1,29 @@
-"""The training loop: data, pipelined steps, evaluation, checkpoints, and what a run leaves."""
+"""`pretrain`: a run from its arguments to what it leaves."""
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
-import pipeloom
-from pipeloom.model.builders import ModelProvider, core_transformer_config_from_args
 from pipeloom.training import artifacts, checkpoint
-from pipeloom.training.data import Microbatch, TokenDataset, microbatches
-from pipeloom.training.errors import CheckpointError, DivergedError
 from pipeloom.training.log import RunLog, StepRecord, read_losses
-from pipeloom.training.measure import OpEvent, busiest, side_by_side
-from pipeloom.training.session import Session, open_session
-from pipeloom.training.setup import all_chunks, parameters_of, setup_model_and_optimizer
+from pipeloom.training.session import open_session
+from pipeloom.training.setup import parameters_of
+from pipeloom.training.trainer import ForwardStepFunc, Trainer, forward_step
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pipeloom.model import GPTModel
+    from pipeloom.model.builders import ModelProvider
     from pipeloom.training.arguments import TrainingArguments
+    from pipeloom.training.data import TokenDataset
+
+__all__ = ["TrainingResult", "forward_step", "pretrain"]
 
 DatasetsProvider = Callable[
-    ["TrainingArguments"], tuple[TokenDataset, TokenDataset, TokenDataset | None]
+    ["TrainingArguments"], "tuple[TokenDataset, TokenDataset, TokenDataset | None]"
 ]
-LossFunc = Callable[[Tensor], tuple[Tensor, int]]
-ForwardStepFunc = Callable[..., tuple[Tensor, LossFunc | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,235 +51,6 @@ class TrainingResult:
             "plan_picture": None if self.plan_picture is None else str(self.plan_picture),
             "trace": None if self.trace is None else str(self.trace),
         }
-
-
-def loss_func(losses: Tensor) -> tuple[Tensor, int]:
-    """Sum of the token losses `[batch, sequence]`, and how many they are."""
-    return losses.sum(), losses.numel()
-
-
-def forward_step(
-    data_iterator: Iterator[Microbatch],
-    model_chunk: GPTModel,
-    checkpoint_activations_microbatch: bool | None = None,
-) -> tuple[Tensor, LossFunc]:
-    """Runs one chunk on its next microbatch.
-
-    Args:
-        data_iterator: The chunk's own; each chunk reads every microbatch.
-        model_chunk: Where the runtime has set the input tensor.
-        checkpoint_activations_microbatch: Whether to store only the chunk's input.
-
-    Returns:
-        The chunk's output, and what turns the last stage's into loss sum and token count.
-    """
-    batch = next(data_iterator)
-    output = model_chunk(
-        batch.tokens,
-        batch.labels,
-        dropout_key=(batch.step, batch.number),
-        checkpoint_activations=bool(checkpoint_activations_microbatch),
-    )
-    return output, loss_func
-
-
-class Trainer:
-    """The state of a run in this process."""
-
-    def __init__(
-        self,
-        args: TrainingArguments,
-        session: Session,
-        provider: ModelProvider,
-        forward_step_func: ForwardStepFunc,
-        *,
-        train_data: TokenDataset,
-        valid_data: TokenDataset,
-    ) -> None:
-        """Builds the model, its optimizer, and the plans of training and evaluation."""
-        self.args, self.session, self.forward_step_func = args, session, forward_step_func
-        self.train_data, self.valid_data = train_data, valid_data
-        self.config = core_transformer_config_from_args(args)
-        self.model, self.optimizer, self.opt_param_scheduler = setup_model_and_optimizer(
-            provider, args, local_ranks=session.transport.local_ranks, device=session.device
-        )
-        self.chunks = all_chunks(self.model)
-        self.plan = args.make_plan()
-        # What ranks must agree on besides the plan, or they would train different models.
-        self.fingerprint = {
-            "model": repr(self.config.architecture()),
-            "layout": self.config.layout.to_string(),
-            "data": f"{args.data_fingerprint}, seq_length={args.seq_length}, seed={args.seed}",
-        }
-        self.step = self.consumed_samples = 0
-        self.events: list[OpEvent] = []
-        self.last_checkpoint: Path | None = None
-        self.tied = self._tied_weights()
-
-    def _tied_weights(self) -> list[Any]:
-        from pipeloom.runtime.gradients import TiedWeight
-
-        layout, pp, vp = self.config.layout, self.args.pp, self.config.num_chunks
-        places = [(rank, chunk) for rank in range(pp) for chunk in range(vp)]
-        ranks = {r for r, c in places if layout.pre_process(r, c) or layout.post_process(r, c)}
-        if self.config.untie_embeddings_and_output_weights or len(ranks) == 1:
-            return []
-        owners = {}
-        for rank, chunks in self.model.items():
-            for chunk in chunks:
-                shared = getattr(chunk, "shared_embedding_or_output_weight", lambda: None)()
-                if shared is not None:
-                    owners[rank] = shared
-        return [TiedWeight(owners, sorted(ranks))]
-
-    def _run(
-        self, plan: pipeloom.Plan, dataset: TokenDataset, *, first_sample: int, forward_only: bool
-    ) -> tuple[float, list[OpEvent]]:
-        """One pass over a plan; the mean token loss, which every process learns."""
-        args, num_microbatches = self.args, plan.num_microbatches
-
-        def read() -> Iterator[Microbatch]:
-            return microbatches(
-                dataset,
-                step=self.step,
-                first_sample=first_sample,
-                num_microbatches=num_microbatches,
-                micro_batch_size=args.micro_batch_size,
-                device=self.session.device,
-            )
-
-        step = pipeloom.get_forward_backward_func(args.pp, args.vp)
-        result = step(
-            forward_step_func=self.forward_step_func,
-            data_iterator={rank: [read() for _ in own] for rank, own in self.model.items()},
-            model=self.model,
-            num_microbatches=num_microbatches,
-            seq_length=args.seq_length,
-            micro_batch_size=args.micro_batch_size,
-            forward_only=forward_only,
-            plan=plan,
-            transport=self.session.transport,
-            total_num_tokens=num_microbatches * args.micro_batch_size * args.seq_length,
-            record=True,
-            fingerprint=self.fingerprint,
-        )
-        loss = None if result.loss is None else float(result.loss)
-        everyones = self.session.processes.gather(loss)
-        return next(value for value in everyones if value is not None), result.events
-
-    def train_step(self) -> StepRecord:
-        """One optimizer step.
-
-        Raises:
-            DivergedError: Loss or gradient norm is not finite; the weights are as before.
-        """
-        from pipeloom.runtime.gradients import clip_grad_norm, reduce_tied_gradients
-
-        args, transport = self.args, self.session.transport
-        begin = time.perf_counter()
-        self.optimizer.zero_grad(set_to_none=True)
-        loss, self.events = self._run(
-            self.plan, self.train_data, first_sample=self.consumed_samples, forward_only=False
-        )
-        ran = time.perf_counter()
-        reduce_tied_gradients(self.tied, transport)
-        bound = args.clip_grad if args.clip_grad > 0 else math.inf
-        parameters = {rank: parameters_of(own) for rank, own in self.model.items()}
-        norm = float(clip_grad_norm(parameters, bound, transport, tied=self.tied))
-        for name, value in (("loss", loss), ("gradient norm", norm)):
-            self._require_finite(name, value)
-        lr = self.opt_param_scheduler.rate(self.step)
-        self.optimizer.step()
-        self.opt_param_scheduler.step()
-        self.step += 1
-        self.consumed_samples += args.samples_per_step
-        return StepRecord(
-            self.step,
-            loss=loss,
-            lr=lr,
-            grad_norm=norm,
-            tokens_per_s=args.tokens_per_step / (time.perf_counter() - begin),
-            bubble=self._bubble(ran - begin),
-        )
-
-    def _require_finite(self, name: str, value: float) -> None:
-        if math.isfinite(value):
-            return
-        kept = self.last_checkpoint
-        raise DivergedError(
-            f"{name} is {value} at step {self.step + 1}; the run ends before that step",
-            f"lower --lr (now {self.args.lr}); last good checkpoint: {kept or 'none yet'}",
-        )
-
-    def _bubble(self, seconds: float) -> float:
-        """Share of the step in which the busiest rank had nothing to do."""
-        work = busiest(self.events)
-        if self.session.processes.count == 1:
-            span = side_by_side(self.events, self.plan.num_stages)
-        else:
-            both = self.session.processes.gather((work, seconds))
-            work, span = max(pair[0] for pair in both), max(pair[1] for pair in both)
-        return 1.0 - work / span if span > 0 else 0.0
-
-    def evaluate(self) -> float:
-        """Mean loss of held-out tokens, the same ones each time; training state is untouched."""
-        samples = min(
-            self.args.eval_microbatches * self.args.micro_batch_size, len(self.valid_data)
-        )
-        num_microbatches = max(1, samples // self.args.micro_batch_size)
-        plan = self.args.make_plan(forward_only=True, num_microbatches=num_microbatches)
-        for chunk in self.chunks:
-            chunk.eval()
-        try:
-            with torch.no_grad():
-                loss, _ = self._run(plan, self.valid_data, first_sample=0, forward_only=True)
-        finally:
-            for chunk in self.chunks:
-                chunk.train()
-        return loss
-
-    def save(self, folder: Path) -> Path:
-        """Writes a checkpoint of this moment."""
-        state = checkpoint.TrainState(
-            step=self.step,
-            consumed_samples=self.consumed_samples,
-            scheduler=self.opt_param_scheduler.state_dict(),
-            architecture=self.config.architecture(),
-            arguments=self.args.to_dict(),
-        )
-        self.last_checkpoint = checkpoint.save_checkpoint(
-            folder,
-            chunks=self.chunks,
-            optimizer=self.optimizer,
-            state=state,
-            processes=self.session.processes,
-        )
-        return self.last_checkpoint
-
-    def resume(self, path: Path) -> None:
-        """Goes on exactly where the run that wrote `path` stood, in whatever pipeline.
-
-        Raises:
-            CheckpointError: Another model, another text, or files that are not whole.
-        """
-        state = checkpoint.read_state(path)
-        checkpoint.require_same_architecture(state.architecture, self.config.architecture())
-        stored = state.arguments.get("data_fingerprint")
-        if stored != self.args.data_fingerprint:
-            raise CheckpointError(
-                f"{path} was trained on another text: {state.arguments.get('data_source')} had "
-                f"fingerprint {stored}, {self.args.data_source} has {self.args.data_fingerprint}",
-                "give the same --data, unchanged, or start a new run",
-            )
-        checkpoint.load_checkpoint(
-            path,
-            chunks=self.chunks,
-            optimizer=self.optimizer,
-            processes=self.session.processes,
-        )
-        self.opt_param_scheduler.load_state_dict(state.scheduler)
-        self.step, self.consumed_samples = state.step, state.consumed_samples
-        self.last_checkpoint = path
 
 
 def pretrain(

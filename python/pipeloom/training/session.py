@@ -103,11 +103,9 @@ def _process_group(
         torch.cuda.set_device(device)
     if made_here:
         dist.init_process_group("nccl" if args.device == "cuda" else "gloo")
-    try:
-        # Objects and checkpoints go over gloo, whatever carries the activations.
-        group = dist.new_group(backend="gloo") if args.device == "cuda" else dist.group.WORLD
-        assert group is not None
-        yield group, device
-    finally:
-        if made_here:
-            dist.destroy_process_group()
+    # Objects and checkpoints go over gloo, whatever carries the activations.
+    group = dist.new_group(backend="gloo") if args.device == "cuda" else dist.group.WORLD
+    assert group is not None
+    yield group, device
+    if made_here:  # not after an error: a peer that is gone would be waited for
+        dist.destroy_process_group()

@@ -14,6 +14,10 @@
 //! | a plan as text, CSV and saved file | [`text`] |
 //! | what transfers may do to the program | [`semantics`] |
 //! | which forwards are run again | [`recompute`] |
+//! | pictures: text, SVG, Chrome trace | [`render`] |
+//! | what ops cost | [`cost`] |
+//! | which rules a plan breaks | [`check`] |
+//! | when each op runs, and its memory | [`simulate`] |
 //! | what is wrong with bad input | [`error`] |
 //!
 //! No Python, no IO, no clock, no randomness: the same input gives the same plan everywhere.
@@ -30,6 +34,8 @@
 mod actions;
 pub mod check;
 pub mod columns;
+pub mod cost;
+pub(crate) mod engine;
 pub mod error;
 pub mod ids;
 pub mod layout;
@@ -39,7 +45,9 @@ pub mod order;
 pub mod p2p_order;
 pub mod plan;
 pub mod recompute;
+pub mod render;
 pub mod schedules;
 pub mod semantics;
 pub mod shape;
+pub mod simulate;
 pub mod text;

@@ -1,11 +1,15 @@
 //! Python bindings of pipeloom-core: the export list.
 
 mod convert;
+mod costs;
 mod detach;
 mod error;
 mod layout;
 mod plan;
 mod plan_text;
+mod render;
+mod report;
+mod timeline;
 mod violation;
 
 use pyo3::prelude::*;
@@ -18,6 +22,8 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 #[pymodule]
 mod _core {
     #[pymodule_export]
+    use crate::costs::Costs;
+    #[pymodule_export]
     use crate::error::{CheckError, ConfigError, LayoutError, ParseError, PlanError, SearchError};
     #[pymodule_export]
     use crate::layout::Layout;
@@ -25,6 +31,12 @@ mod _core {
     use crate::plan::{Plan, legal_num_microbatches, plan, schedules_table};
     #[pymodule_export]
     use crate::plan_text::{p2p_order, plan_from_saved};
+    #[pymodule_export]
+    use crate::render::Drawing;
+    #[pymodule_export]
+    use crate::report::Report;
+    #[pymodule_export]
+    use crate::timeline::Timeline;
     #[pymodule_export]
     use crate::violation::Violation;
 

@@ -7,7 +7,9 @@ use std::path::PathBuf;
 use numpy::{Element, IntoPyArray, PyUntypedArray};
 use pipeloom_core::columns::Columns;
 use pipeloom_core::schedules::{self, Request};
+use pipeloom_core::semantics::Semantics;
 use pipeloom_core::shape::Placement;
+use pipeloom_core::simulate::simulate;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyString};
 
@@ -290,6 +292,30 @@ impl Plan {
         self.0.require_rank(rank).map_err(to_py)?;
         let columns = detach(py, || Ok(self.0.columns(rank)))?;
         columns_to_dict(py, columns)
+    }
+
+    #[pyo3(signature = (semantics=None))]
+    fn check(
+        &self,
+        py: Python<'_>,
+        semantics: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<crate::report::Report> {
+        crate::report::check_plan(py, &self.0, semantics)
+    }
+
+    #[pyo3(signature = (costs, semantics="buffered", link_contention=false))]
+    fn simulate(
+        &self,
+        py: Python<'_>,
+        costs: &crate::costs::Costs,
+        semantics: &str,
+        link_contention: bool,
+    ) -> PyResult<crate::timeline::Timeline> {
+        let semantics = Semantics::from_name(semantics).map_err(to_py)?;
+        detach(py, || {
+            simulate(&self.0, &costs.0, semantics, link_contention)
+        })
+        .map(crate::timeline::Timeline)
     }
 
     #[pyo3(

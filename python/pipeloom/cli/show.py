@@ -1,0 +1,180 @@
+"""`pipeloom show`: draw a plan."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+import pipeloom as pl
+from pipeloom import plot
+from pipeloom.cli import options, simulate
+
+if TYPE_CHECKING:
+    import argparse
+
+__all__ = ["EXAMPLES", "add_arguments", "run"]
+
+EXAMPLES = """\
+  pipeloom show interleaved_1f1b --pp 4 --vp 2 -m 8
+  pipeloom show zb_h1 --pp 4 -m 8 --svg plan.svg --memory
+  pipeloom show 1f1b --pp 64 -m 512 --from 0 --to 200 --ranks 0:8
+  pipeloom show 1f1b --pp 4 -m 8 --lower streams --latency 0.2 --trace trace.json
+
+Open a trace in https://ui.perfetto.dev or chrome://tracing.
+"""
+
+_MICROSECONDS = {"us": 1, "ms": 1000, "s": 1_000_000}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    options.add_plan_arguments(parser)
+    options.add_lower_arguments(parser)
+    options.add_cost_arguments(parser)
+    simulate.add_semantics_arguments(parser)
+    part = parser.add_argument_group("part")
+    part.add_argument("--from", dest="begin", type=float, metavar="T", help="draw from this time")
+    part.add_argument("--to", dest="end", type=float, metavar="T", help="draw up to this time")
+    part.add_argument("--ranks", metavar="FIRST:PAST", help="draw these ranks: 0:4 is 0, 1, 2, 3")
+    form = parser.add_argument_group("output", "a grid in the terminal, or files; - is stdout")
+    for name in ("svg", "html", "png", "trace"):
+        form.add_argument(f"--{name}", type=Path, metavar="FILE", help=f"write {_WHAT[name]}")
+    form.add_argument("--json", action="store_true", help="print each op's times as JSON")
+    form.add_argument(
+        "--width", type=int, metavar="N", help="characters of the grid, or pixels of a picture"
+    )
+    form.add_argument(
+        "--color",
+        choices=("auto", "always", "never"),
+        default="auto",
+        help="colour the grid (auto: in a terminal, unless NO_COLOR is set)",
+    )
+    form.add_argument("--memory", action="store_true", help="draw memory below each rank")
+    form.add_argument("--critical-path", action="store_true", help="outline the critical path")
+    form.add_argument(
+        "--time-unit",
+        choices=tuple(_MICROSECONDS),
+        default="ms",
+        help="what one unit of the costs is in a trace (default: ms)",
+    )
+
+
+_WHAT = {
+    "svg": "an SVG picture",
+    "html": "a page with the picture",
+    "png": "a PNG picture (needs matplotlib)",
+    "trace": "a Chrome trace",
+}
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Draw the plan into the terminal or into files."""
+    plan = options.plan_of(arguments)
+    timeline = plan.simulate(
+        options.costs_of(arguments),
+        semantics=arguments.semantics,
+        link_contention=arguments.link_contention,
+    )
+    window = (arguments.begin, arguments.end)
+    ranks = _ranks(arguments.ranks)
+    if arguments.json:
+        options.print_json(_times(plan, timeline))
+        return 0
+    drawn = False
+    for name, draw in (("svg", plot.svg), ("html", plot.html)):
+        path = getattr(arguments, name)
+        if path is not None:
+            text = draw(
+                timeline,
+                window=window,
+                ranks=ranks,
+                width=arguments.width,
+                memory=arguments.memory,
+                critical_path=arguments.critical_path,
+            )
+            _write(path, text)
+            drawn = True
+    if arguments.png is not None:
+        plot.png(timeline, arguments.png, window=window, ranks=ranks, width=arguments.width)
+        drawn = True
+    if arguments.trace is not None:
+        unit = _MICROSECONDS[arguments.time_unit]
+        text = plot.trace(timeline, window=window, ranks=ranks, microseconds_per_unit=unit)
+        _write(arguments.trace, text)
+        drawn = True
+    if not drawn:
+        _print_grid(arguments, timeline, window, ranks)
+    return 0
+
+
+def _write(path: Path, text: str) -> None:
+    if str(path) == "-":
+        sys.stdout.write(text)
+    else:
+        path.write_text(text, encoding="utf-8", newline="\n")
+
+
+def _ranks(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    first, colon, past = text.partition(":")
+    try:
+        return (int(first or 0), int(past)) if colon else (int(first), int(first) + 1)
+    except ValueError:
+        raise pl.ConfigError(
+            f"--ranks {text!r} is not FIRST:PAST\nhint: --ranks 0:4 draws ranks 0, 1, 2 and 3"
+        ) from None
+
+
+def _times(plan: pl.Plan, timeline: pl.Timeline) -> dict[str, object]:
+    orders = {str(rank): _order(plan, timeline, rank) for rank in range(plan.pp)}
+    return {"plan": repr(plan), **simulate.report(timeline, plan.pp), "orders": orders}
+
+
+def _order(plan: pl.Plan, timeline: pl.Timeline, rank: int) -> list[dict[str, object]]:
+    """Give a rank's ops with their times; those of an overlapped pair one by one."""
+    columns = plan.columns(rank)
+    units = columns["microbatch"] * plan.num_seq_pieces + columns["piece"]
+    times = (timeline.start(rank), timeline.end(rank))
+    rows = zip(
+        *(c.tolist() for c in (columns["stage"], columns["kind"], units, *times)), strict=True
+    )
+    return [
+        {"op": f"{stage}{pl.OpKind(kind).name}{unit}", "start": start, "end": end}
+        for stage, kind, unit, start, end in rows
+    ]
+
+
+def _wants_color(choice: str, output: TextIO) -> bool:
+    if choice != "auto":
+        return choice == "always"
+    return output.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def _print_grid(
+    arguments: argparse.Namespace,
+    timeline: pl.Timeline,
+    window: tuple[float | None, float | None],
+    ranks: tuple[int, int] | None,
+) -> None:
+    terminal = sys.stdout.isatty()
+    width = arguments.width
+    if width is None and terminal:
+        width = shutil.get_terminal_size().columns
+    color = _wants_color(arguments.color, sys.stdout)
+    text = plot.grid(timeline, window=window, ranks=ranks, width=width, color=color)
+    if color and terminal and arguments.color == "auto":
+        # rich knows how many colours the terminal has, and turns ours into those.
+        try:
+            from rich.console import Console
+            from rich.text import Text
+        except ModuleNotFoundError:
+            text = plot.grid(timeline, window=window, ranks=ranks, width=width)
+        else:
+            console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
+            console.print(Text.from_ansi(text), end="")
+            return
+    sys.stdout.write(text)

@@ -1,0 +1,1 @@
+"""Training runs: `pretrain`, its arguments, data, checkpoints, and sampling from them."""

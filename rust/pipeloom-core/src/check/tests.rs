@@ -1,0 +1,270 @@
+//! One smallest plan that breaks each rule, and agreement with the slow machine on mutants.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::cost::Costs;
+use crate::engine::naive;
+use crate::engine::samples::{self, Rng};
+use crate::ids::{Stage, Unit};
+use crate::op::{Flags, Op, OpKind};
+use crate::plan::{NO_GROUP, RankOps};
+use crate::semantics::Style;
+use crate::shape::{Placement, Shape};
+
+fn op(text: &str) -> Op {
+    let (text, flags) = match text.chars().last() {
+        Some('r') => (&text[..text.len() - 1], Flags::RECOMPUTE),
+        Some('<') => (&text[..text.len() - 1], Flags::PAIR_FIRST),
+        Some('>') => (&text[..text.len() - 1], Flags::PAIR_SECOND),
+        _ => (text, Flags::NONE),
+    };
+    let from = text.find(char::is_alphabetic).unwrap();
+    let to = text.rfind(|c: char| !c.is_ascii_digit()).unwrap() + 1;
+    let kind = OpKind::ALL
+        .into_iter()
+        .find(|kind| kind.text() == &text[from..to])
+        .unwrap();
+    let (stage, unit) = (text[..from].parse().unwrap(), text[to..].parse().unwrap());
+    Op {
+        flags,
+        ..Op::new(Stage(stage), kind, Unit(unit))
+    }
+}
+
+fn ranks(orders: &[&str]) -> Vec<RankOps> {
+    let rank = |order: &&str| RankOps {
+        ops: order.split_whitespace().map(op).collect(),
+        groups: Vec::new(),
+    };
+    orders.iter().map(rank).collect()
+}
+
+/// A plan on a loop of as many ranks as there are orders (`r`: recomputed; `<`, `>`: a pair).
+fn plan(vp: u32, m: u32, orders: &[&str]) -> Plan {
+    let pp = u32::try_from(orders.len()).unwrap();
+    let shape = Shape::new(pp, vp, m, 1, Placement::Loop).unwrap();
+    Plan::held("test", shape, ranks(orders))
+}
+
+fn lowered(vp: u32, m: u32, orders: &[&str]) -> Plan {
+    plan(vp, m, orders).with_transfers(Style::Streams, ranks(orders))
+}
+
+fn rules(plan: &Plan) -> Vec<&'static str> {
+    check(plan, None)
+        .violations
+        .iter()
+        .map(|violation| violation.rule)
+        .collect()
+}
+
+#[test]
+fn right_plans_break_no_rule() {
+    assert!(rules(&plan(1, 1, &["0F0 0B0", "1F0 1I0 1W0"])).is_empty());
+    assert!(rules(&plan(1, 2, &["0F0 0F1< 0B0> 0B1"])).is_empty());
+    assert!(rules(&plan(1, 2, &["0F0r 0F1 0B0r 0B1"])).is_empty());
+    assert!(
+        rules(&plan(1, 1, &["0F0", "1F0"])).is_empty(),
+        "forwards only"
+    );
+    let transfers = ["0F0 0SEND_F0 0RECV_B0 0B0", "1RECV_F0 1F0 1B0 1SEND_B0"];
+    let report = check(&lowered(1, 1, &transfers), Some(&Semantics::ALL));
+    assert!(report.ok(), "{report}");
+    assert!(
+        report
+            .progress
+            .iter()
+            .all(|progress| progress.progresses == Some(true))
+    );
+}
+
+#[test]
+fn each_rule_has_a_smallest_plan_that_breaks_it_alone() {
+    for (rule, plan) in [
+        ("placement", plan(1, 1, &["0F0 0B0 7F0"])),
+        ("placement", plan(1, 1, &["0F0 0B0 0F5"])),
+        ("placement", plan(1, 1, &["0F0 0B0 1F0", "1B0"])),
+        ("exactly_once", plan(1, 1, &["0F0 0F0 0B0"])),
+        ("exactly_once", plan(1, 2, &["0F0 0F1 0B0"])),
+        ("split_backward", plan(1, 1, &["0F0 0I0"])),
+        ("split_backward", plan(1, 1, &["0F0 0W0"])),
+        ("split_backward", plan(1, 1, &["0F0 0B0 0W0"])),
+        ("data_flow", plan(1, 1, &["0B0 0F0"])),
+        ("data_flow", plan(1, 1, &["0F0 0W0 0I0"])),
+        ("data_flow", plan(2, 1, &["1F0 0F0 1B0 0B0"])),
+        ("recompute", plan(1, 1, &["0F0r 0B0"])),
+        ("recompute", plan(1, 1, &["0F0 0I0r 0W0"])),
+        ("recompute", plan(1, 1, &["0F0 0I0 0W0r"])),
+        ("pair", plan(1, 1, &["0F0< 0B0"])),
+        ("pair", plan(1, 2, &["0F0< 0F1> 0B0 0B1"])),
+        ("pair", plan(1, 1, &["0F0 0B0>"])),
+        (
+            "progress",
+            plan(2, 1, &["0F0 2F0 0B0 2B0", "1F0 3F0 3B0 1B0"]),
+        ),
+    ] {
+        let found = rules(&plan);
+        assert!(
+            found.iter().all(|&found| found == rule) && !found.is_empty(),
+            "{rule}: {found:?}"
+        );
+    }
+}
+
+#[test]
+fn each_rule_of_transfers_has_a_smallest_plan_too() {
+    let sound = "1RECV_F0 1F0 1B0 1SEND_B0";
+    for (rule, orders) in [
+        (
+            "missing_transfer",
+            ["0F0 0SEND_F0 0RECV_B0 0B0", "1RECV_F0 1F0 1B0"],
+        ),
+        (
+            "unneeded_transfer",
+            ["0F0 0SEND_F0 0RECV_B0 0B0 0SEND_B0", sound],
+        ),
+        ("data_flow", ["0SEND_F0 0F0 0RECV_B0 0B0", sound]),
+        ("data_flow", ["0F0 0SEND_F0 0B0 0RECV_B0", sound]),
+    ] {
+        let report = check(&lowered(1, 1, &orders), Some(&[]));
+        let found: Vec<_> = report
+            .violations
+            .iter()
+            .map(|violation| violation.rule)
+            .collect();
+        assert_eq!(found, [rule], "{report}");
+    }
+    let swapped = [
+        "0F0 0F1 0SEND_F0 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1",
+        "1RECV_F1 1RECV_F0 1F0 1F1 1B0 1SEND_B0 1B1 1SEND_B1",
+    ];
+    assert_eq!(rules(&lowered(1, 2, &swapped)), ["channel_pairing"]);
+    let unread = lowered(1, 1, &["0F0 0SEND_F0 0RECV_B0 0B0", "1RECV_F0"]);
+    assert!(rules(&unread).contains(&"buffers"));
+}
+
+#[test]
+fn members_of_a_group_stand_side_by_side() {
+    let orders = ["0F0 0SEND_F0 0RECV_B0 0B0", "1RECV_F0 1F0 1B0 1SEND_B0"];
+    let mut held = ranks(&orders);
+    held[0].groups = vec![NO_GROUP, 0, 0, NO_GROUP];
+    held[1].groups = vec![0, NO_GROUP, NO_GROUP, 0];
+    let plan = plan(1, 1, &orders).with_transfers(Style::Batched, held);
+    assert!(rules(&plan).contains(&"group"));
+}
+
+#[test]
+fn a_deadlock_is_told_as_its_cycle() {
+    // Both ranks send first, and nobody receives:
+    //   rank 0: SEND_F1 -> RECV_B0      rank 1: SEND_B0 -> RECV_F1
+    let orders = [
+        "0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1",
+        "1RECV_F0 1F0 1B0 1SEND_B0 1RECV_F1 1F1 1B1 1SEND_B1",
+    ];
+    let plan = lowered(1, 2, &orders);
+    let report = check(&plan, Some(&Semantics::ALL));
+    assert!(report.ok(), "{report}");
+    let stuck: Vec<Semantics> = report
+        .progress
+        .iter()
+        .filter(|progress| progress.progresses == Some(false))
+        .map(|progress| progress.semantics)
+        .collect();
+    assert_eq!(
+        stuck,
+        [
+            Semantics::SingleStream,
+            Semantics::Batched,
+            Semantics::Rendezvous
+        ]
+    );
+    assert_eq!(report.unpromised.len(), 3);
+    let told = &report.unpromised[0];
+    assert_eq!(
+        (told.rank, told.position, told.op.as_str()),
+        (Rank(0), 3, "0SEND_F1")
+    );
+    assert_eq!(
+        told.message,
+        "deadlock under rendezvous: 2 ranks wait for each other\n  \
+         rank 0, position 3: 0SEND_F1 waits for 1RECV_F1 at position 4 of rank 1\n  \
+         rank 1, position 3: 1SEND_B0 waits for 0RECV_B0 at position 4 of rank 0"
+    );
+    let error = check_strictly(&plan, &[Semantics::Rendezvous]).unwrap_err();
+    assert_eq!(error.violations, report.unpromised[..1]);
+}
+
+#[test]
+fn a_long_cycle_is_abbreviated() {
+    // Rank 0 starts with its second chunk, which needs all other ranks, which need rank 0's first.
+    let mut orders: Vec<String> = (0..1000).map(|r| format!("{r}F0 {}F0", r + 1000)).collect();
+    orders[0] = "1000F0 0F0".to_owned();
+    let orders: Vec<&str> = orders.iter().map(String::as_str).collect();
+    let report = check(&plan(2, 1, &orders), None);
+    let [told] = &report.violations[..] else {
+        panic!("{report}")
+    };
+    assert!(
+        told.message
+            .starts_with("deadlock under buffered: 1000 ranks wait for each other")
+    );
+    assert_eq!(told.message.lines().count(), 7, "{}", told.message);
+    assert!(
+        told.message.contains("... 995 more ..."),
+        "{}",
+        told.message
+    );
+}
+
+#[test]
+fn a_report_shows_the_ops_around_a_violation() {
+    let error = check(&plan(1, 1, &["0B0 0F0", "1F0 1B0"]), None)
+        .into_result()
+        .unwrap_err();
+    assert!(error.message.contains("0B0 <--"), "{}", error.message);
+    assert!(error.message.contains("[data_flow]"), "{}", error.message);
+    assert_eq!(error.violations.len(), 1);
+}
+
+#[test]
+fn a_plan_without_ops_for_its_huge_shape_is_refused_at_once() {
+    let shape = Shape::new(8, 1, 1 << 28, 1, Placement::Loop).unwrap();
+    assert_eq!(rules(&Plan::held("huge", shape, Vec::new())), ["size"]);
+}
+
+proptest! {
+    #[test]
+    fn right_plans_pass(seed: u64) {
+        let report = check(&samples::plan(&mut Rng(seed)), None);
+        prop_assert!(report.ok(), "{}", report);
+    }
+
+    /// Whatever is done to a plan: no panic, and a pass only if the slow machine runs all of it.
+    #[test]
+    fn mutants_are_judged_like_the_slow_machine_does(seed: u64) {
+        let mut rng = Rng(seed);
+        let original = if rng.below(2) == 0 { samples::plan(&mut rng) } else { samples::lowered(&mut rng) };
+        let plan = samples::mutate(&mut rng, &original);
+        let report = check(&plan, Some(&Semantics::ALL));
+        prop_assert!(!report.to_string().is_empty());
+        let in_range = report.violations.iter().all(|violation| violation.rule != "placement");
+        prop_assume!(in_range);
+        let ticks = Costs::default().ticks(plan.shape()).unwrap();
+        for progress in &report.progress {
+            let Some(progresses) = progress.progresses else { continue };
+            if !report.violations.iter().all(|violation| violation.rule == "progress") {
+                continue;
+            }
+            let slow = naive::run(&plan, &ticks, progress.semantics);
+            let buffered = progress.semantics == Semantics::Buffered;
+            let ran = slow.iter().zip(plan.materialize()).all(|(times, ops)| {
+                times.iter().zip(&ops.ops).all(|(time, op)| time.is_some() || (buffered && !op.kind.is_compute()))
+            });
+            prop_assert_eq!(progresses, ran, "{}", progress.semantics);
+            let told = report.violations.iter().chain(&report.unpromised);
+            let name = format!("deadlock under {}", progress.semantics);
+            prop_assert!(progresses || told.into_iter().any(|v| v.message.starts_with(&name)));
+        }
+    }
+}

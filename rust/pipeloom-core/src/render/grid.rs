@@ -1,0 +1,383 @@
+//! The plan as text: one row a rank, time to the right.
+//!
+//! At full scale each box holds its op: kind, unit, and the chunk's letter if a rank has several.
+//! In less room boxes shrink, first to their kind's letter; then a character stands for what
+//! takes most of its time.
+
+use std::fmt::Write as _;
+
+use super::{Block, COMPUTE_KINDS, Drawing, Lane, View, Window};
+use super::{chunk_letter, decimal, is_pair_second, kind_name, palette};
+use crate::error::{Error, Result};
+use crate::ids::Rank;
+use crate::op::{Flags, Op};
+
+/// Most characters of a row without a width.
+const MAX_WIDTH: usize = 20_000;
+/// Narrowest width of a grid.
+const MIN_WIDTH: usize = 24;
+/// Most ranks whose peak memory the header lists one by one.
+const LISTED_RANKS: usize = 16;
+
+/// How to draw a grid.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct GridOptions {
+    /// What part of the drawing.
+    pub window: Window,
+    /// Most characters of a row; none: as many as full scale needs.
+    pub width: Option<usize>,
+    /// Whether to colour with ANSI sequences (24-bit colour).
+    pub color: bool,
+}
+
+/// Draws the grid; each line ends in a line feed.
+///
+/// # Errors
+/// If the window shows nothing or the width is too small.
+pub fn grid(drawing: &Drawing, options: &GridOptions) -> Result<String> {
+    let view = drawing.slice(&options.window)?;
+    let margin = format!("rank {} |", drawing.shape.pp() - 1).len();
+    let room = match options.width {
+        Some(width) if width < MIN_WIDTH.max(margin + 8) => {
+            return Err(Error::config(
+                format!("width={width} is too small for a grid"),
+                format!("give at least {}", MIN_WIDTH.max(margin + 8)),
+            ));
+        }
+        Some(width) => width - margin,
+        None => MAX_WIDTH,
+    };
+    let spans: Vec<Vec<Span>> = view.ranks().map(|rank| spans(view, rank)).collect();
+    let columns = columns(view, &spans, room);
+    let mut text = header(drawing);
+    let _ = writeln!(text, "{:>margin$}{}", "time |", ruler(view, columns));
+    for (rank, spans) in view.ranks().zip(&spans) {
+        let name = format!("rank {rank} |");
+        let _ = write!(text, "{name:>margin$}");
+        let cells = raster(view, spans, columns);
+        write_row(&mut text, drawing, &cells, options.color);
+    }
+    write_legend(&mut text, drawing, &spans, options.color);
+    write_scale(&mut text, view, &spans, columns);
+    Ok(text)
+}
+
+/// A stretch of a row that shows one op. Times are half ticks since the window's begin, so that
+/// halves of a pair are whole numbers; they may lie outside the window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Span {
+    op: Op,
+    start: i128,
+    end: i128,
+}
+
+/// The window's length in half ticks, at least 1.
+fn length(view: View<'_>) -> i128 {
+    (2 * (i128::from(view.to) - i128::from(view.from))).max(1)
+}
+
+/// What a row shows of a rank. The ops of an overlapped pair take half of their time each.
+fn spans(view: View<'_>, rank: Rank) -> Vec<Span> {
+    let lane = view.lane(rank);
+    let since = |ticks: i64| 2 * (i128::from(ticks) - i128::from(view.from));
+    let span = |(at, block): (usize, &Block)| {
+        let op = block.op;
+        let Some(pair) = pair_time(lane, at) else {
+            return Span {
+                op,
+                start: since(block.start),
+                end: since(block.end),
+            };
+        };
+        let (start, end) = (since(pair.0), since(pair.1));
+        let middle = i128::midpoint(start, end);
+        if is_pair_second(op) {
+            Span {
+                op,
+                start: middle,
+                end,
+            }
+        } else {
+            Span {
+                op,
+                start,
+                end: middle,
+            }
+        }
+    };
+    let seen = |span: &Span| span.start < span.end && span.start < length(view) && span.end > 0;
+    let computes = |found: &(usize, &Block)| found.1.op.kind.is_compute();
+    view.blocks(rank)
+        .filter(computes)
+        .map(span)
+        .filter(seen)
+        .collect()
+}
+
+/// Start and end of the overlapped pair that the block at `at` belongs to.
+fn pair_time(lane: &Lane, at: usize) -> Option<(i64, i64)> {
+    let op = lane.blocks[at].op;
+    let first = if is_pair_second(op) {
+        at.checked_sub(1)?
+    } else if op.flags.has(Flags::PAIR_FIRST) {
+        at
+    } else {
+        return None;
+    };
+    let (a, b) = (lane.blocks.get(first)?, lane.blocks.get(first + 1)?);
+    Some((a.start.min(b.start), a.end.max(b.end)))
+}
+
+/// The label of an op at full scale: `F0`; `F0b` on the second of several chunks; `F0*` recomputed.
+fn label(drawing: &Drawing, op: Op) -> String {
+    let mut text = format!("{}{}", op.kind, op.unit);
+    if drawing.shape.chunks_per_rank() > 1 {
+        text.push_str(&chunk_letter(drawing.shape.chunk_of(op.stage).0));
+    }
+    if op.flags.has(Flags::RECOMPUTE) {
+        text.push('*');
+    }
+    text
+}
+
+/// Characters of a row: as many as give the shortest op room for the longest label, but at most
+/// `room`. Columns of equal width if all times are multiples of one step.
+fn columns(view: View<'_>, spans: &[Vec<Span>], room: usize) -> usize {
+    let all = || spans.iter().flatten();
+    let length = length(view);
+    let longest = all()
+        .map(|span| label(view.drawing, span.op).len())
+        .max()
+        .unwrap_or(1);
+    let shortest = all()
+        .map(|span| span.end - span.start)
+        .min()
+        .unwrap_or(length);
+    let step = all().fold(length, |step, span| {
+        gcd(gcd(step, span.start.max(0)), span.end.min(length))
+    });
+    let cell = longest as i128 + 1;
+    let natural = length * cell / shortest;
+    let even = length / step * (cell * step + shortest - 1).div_euclid(shortest);
+    let wanted = usize::try_from(if even <= 2 * natural { even } else { natural });
+    if let Some(fitting) = wanted.ok().filter(|&wanted| wanted <= room) {
+        return fitting.max(1);
+    }
+    // Scaled down, a whole number of characters a step keeps equal ops equally long.
+    let steps = usize::try_from(length / step).unwrap_or(usize::MAX);
+    if steps <= room {
+        room / steps * steps
+    } else {
+        room
+    }
+}
+
+fn gcd(a: i128, b: i128) -> i128 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// One character of a row: the span that it belongs to, if it is busy for half of its time.
+type Cell = Option<Span>;
+
+/// Shares the row's characters out: each goes to the op that has most of its time, or to nobody
+/// if the rank idles for more than half of it.
+fn raster(view: View<'_>, spans: &[Span], columns: usize) -> Vec<Cell> {
+    let (length, width) = (length(view), columns as i128);
+    let mut cells: Vec<Cell> = vec![None; columns];
+    let mut most = vec![0_i128; columns];
+    let mut busy = vec![0_i128; columns];
+    for span in spans {
+        // In units of 1/columns half tick, so that cell `c` is [c * length, (c + 1) * length).
+        let (start, end) = (span.start.max(0) * width, span.end.min(length) * width);
+        let (Ok(first), Ok(last)) = (
+            usize::try_from(start / length),
+            usize::try_from((end - 1) / length),
+        ) else {
+            continue;
+        };
+        for cell in first..=last.min(columns - 1) {
+            let (left, right) = (cell as i128 * length, (cell as i128 + 1) * length);
+            let share = end.min(right) - start.max(left);
+            busy[cell] += share;
+            if share > most[cell] {
+                most[cell] = share;
+                cells[cell] = Some(*span);
+            }
+        }
+    }
+    for (cell, busy) in cells.iter_mut().zip(busy) {
+        if 2 * busy < length {
+            *cell = None;
+        }
+    }
+    cells
+}
+
+/// Writes a row: runs of cells that belong to one op are labelled, if the label fits. Idle cells
+/// get a dot each, or one in so many where boxes are wide.
+fn write_row(text: &mut String, drawing: &Drawing, cells: &[Cell], color: bool) {
+    let runs = || cells.chunk_by(|a, b| a == b);
+    let boxes = runs().filter(|run| run[0].is_some()).map(<[Cell]>::len);
+    let dot_every = boxes.min().unwrap_or(1);
+    let mut row = String::new();
+    let mut at = 0;
+    for run in runs() {
+        if let Some(span) = run[0] {
+            let (shown, gap) = boxed(drawing, span.op, run.len(), color);
+            paint(&mut row, drawing, span.op, &shown, color);
+            row.push_str(&" ".repeat(gap));
+        } else {
+            let dot = |i: usize| {
+                if i.is_multiple_of(dot_every) {
+                    '.'
+                } else {
+                    ' '
+                }
+            };
+            row.extend((at..at + run.len()).map(dot));
+        }
+        at += run.len();
+    }
+    text.push_str(row.trim_end());
+    text.push('\n');
+}
+
+/// What a box of `run` characters shows, and the gap behind it.
+fn boxed(drawing: &Drawing, op: Op, run: usize, color: bool) -> (String, usize) {
+    // Dashes show that a longer op goes on; on coloured paper that is seen.
+    let filler = if color { " " } else { "-" };
+    let fill = |label: &str, width: usize| format!("{label}{}", filler.repeat(width - label.len()));
+    let full = label(drawing, op);
+    let unit = op.unit.to_string();
+    if run > full.len() {
+        (fill(&full, run - 1), 1)
+    } else if run == full.len() {
+        (full, 0)
+    } else if color && run >= unit.len() {
+        // The colour tells kind and chunk.
+        (fill(&unit, run), 0)
+    } else {
+        (fill(op.kind.text(), run), 0)
+    }
+}
+
+/// Appends `shown` in the op's colours. Both ink and paper are set, so it reads on any terminal.
+fn paint(row: &mut String, drawing: &Drawing, op: Op, shown: &str, color: bool) {
+    if !color {
+        row.push_str(shown);
+        return;
+    }
+    let chunk = drawing.shape.chunk_of(op.stage).0;
+    let paper = palette::fill(op.kind, chunk, drawing.shape.chunks_per_rank());
+    let ink = paper.ink();
+    let _ = write!(
+        row,
+        "\x1b[38;2;{};{};{};48;2;{};{};{}m{shown}\x1b[0m",
+        ink.r, ink.g, ink.b, paper.r, paper.g, paper.b
+    );
+}
+
+/// Schedule, shape, makespan, bubble, peak memory: the numbers people ask for first.
+pub(super) fn header(drawing: &Drawing) -> String {
+    let shape = &drawing.shape;
+    let mut text = format!(
+        "{}  pp={} vp={} m={}",
+        drawing.schedule,
+        shape.pp(),
+        shape.vp(),
+        shape.num_microbatches()
+    );
+    if shape.num_seq_pieces() > 1 {
+        let _ = write!(text, " pieces={}", shape.num_seq_pieces());
+    }
+    let _ = write!(
+        text,
+        "   makespan {}   bubble {}%",
+        drawing.time_text(drawing.makespan(), 3),
+        decimal(i128::from(drawing.bubble_thousandths()), 10, 1)
+    );
+    let peaks: Option<Vec<i64>> = drawing.lanes.iter().map(|lane| lane.peak_memory).collect();
+    if let Some(peaks) = peaks {
+        text.push_str("   peak memory");
+        if peaks.len() <= LISTED_RANKS {
+            for peak in &peaks {
+                let _ = write!(text, " {}", drawing.memory_text(*peak));
+            }
+        } else {
+            let most = peaks.iter().max().copied().unwrap_or(0);
+            let least = peaks.iter().min().copied().unwrap_or(0);
+            let (least, most) = (drawing.memory_text(least), drawing.memory_text(most));
+            let _ = write!(text, " {least} to {most} a rank");
+        }
+    }
+    text.push('\n');
+    text
+}
+
+/// Times along the top, each above the start of its tick.
+fn ruler(view: View<'_>, columns: usize) -> String {
+    let length = (view.to - view.from).max(1);
+    let mut row = String::new();
+    let mut marks = view.marks(columns / 8 + 1);
+    if marks.first().is_none_or(|first| first.0 > view.from) {
+        marks.insert(0, (view.from, view.drawing.time_text(view.from, 3)));
+    }
+    for (ticks, name) in marks {
+        let at = i128::from(ticks - view.from) * columns as i128 / i128::from(length);
+        let at = usize::try_from(at).unwrap_or(0);
+        // A mark needs a blank before it and its whole name inside the row.
+        if (row.is_empty() && at == 0) || at > row.len() {
+            if at + name.len() > columns.max(name.len()) {
+                break;
+            }
+            row.push_str(&" ".repeat(at - row.len()));
+            row.push_str(&name);
+        }
+    }
+    row
+}
+
+fn write_legend(text: &mut String, drawing: &Drawing, spans: &[Vec<Span>], color: bool) {
+    let ops = || spans.iter().flatten().map(|span| span.op);
+    for kind in COMPUTE_KINDS {
+        if let Some(op) = ops().find(|op| op.kind == kind) {
+            paint(text, drawing, op, kind.text(), color);
+            let _ = write!(text, " {}   ", kind_name(kind));
+        }
+    }
+    text.push_str(if color {
+        ". idle"
+    } else {
+        ". idle   - goes on"
+    });
+    if ops().any(|op| op.flags.has(Flags::RECOMPUTE)) {
+        text.push_str("   * recomputed");
+    }
+    match drawing.shape.chunks_per_rank() {
+        1 => {}
+        2 => text.push_str("   a, b chunks"),
+        chunks => {
+            let _ = write!(text, "   a..{} chunks", chunk_letter(chunks - 1));
+        }
+    }
+    text.push('\n');
+}
+
+/// Says so if a character is more than a step of the plan.
+fn write_scale(text: &mut String, view: View<'_>, spans: &[Vec<Span>], columns: usize) {
+    let shortest = spans
+        .iter()
+        .flatten()
+        .map(|span| span.end - span.start)
+        .min();
+    let (length, columns) = (length(view), columns as i128);
+    if shortest.is_some_and(|shortest| length > shortest * columns) {
+        let unit = i128::from(view.drawing.ticks_per_unit);
+        let each = decimal(length, 2 * columns * unit, 3);
+        let _ = writeln!(
+            text,
+            "scaled: one character is {each} time units and shows what takes most of it; \
+             slice with --from and --to to see each op"
+        );
+    }
+}

@@ -1,0 +1,396 @@
+//! Pictures of a plan: [`Drawing`] is what all of them draw; [`grid`], [`svg`] and [`trace`] are
+//! the ways to draw it, [`palette`] their colours.
+//!
+//! A drawing holds each op with a start and an end, wherever these come from: a simulation or a
+//! clock. Renderers are pure: same drawing, same bytes.
+
+pub mod boxes;
+pub mod grid;
+pub mod palette;
+mod predicted;
+pub mod svg;
+pub mod trace;
+
+use crate::error::{Error, Result};
+use crate::ids::Rank;
+use crate::op::{Flags, Op, OpKind};
+use crate::plan::Plan;
+use crate::shape::Shape;
+
+/// The four kinds that compute, in the order of legends.
+pub const COMPUTE_KINDS: [OpKind; 4] = [
+    OpKind::Forward,
+    OpKind::Backward,
+    OpKind::BackwardInput,
+    OpKind::BackwardWeight,
+];
+
+/// An op and when it runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Block {
+    /// The op.
+    pub op: Op,
+    /// First tick.
+    pub start: i64,
+    /// First tick after it.
+    pub end: i64,
+}
+
+/// One rank of a drawing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Lane {
+    /// The rank's ops, in its order.
+    pub blocks: Vec<Block>,
+    /// Memory after each op, in memory ticks; empty if unknown.
+    pub memory: Vec<i64>,
+    /// Memory before the first op.
+    pub base_memory: i64,
+    /// The most memory the rank ever holds; none if unknown. At least [`Lane::memory`]'s highest:
+    /// what an op holds only while it runs counts.
+    pub peak_memory: Option<i64>,
+}
+
+impl Lane {
+    /// The ops that compute, each with its position.
+    pub fn compute(&self) -> impl Iterator<Item = (usize, &Block)> {
+        let computes = |found: &(usize, &Block)| found.1.op.kind.is_compute();
+        self.blocks.iter().enumerate().filter(computes)
+    }
+
+    /// Ticks in which the rank computes; an overlapped pair counts once.
+    pub fn work(&self) -> i64 {
+        let mut busy_until = i64::MIN;
+        let mut work = 0;
+        for (_, block) in self.compute() {
+            work += (block.end - block.start.max(busy_until)).max(0);
+            busy_until = busy_until.max(block.end);
+        }
+        work
+    }
+}
+
+/// A plan with a start and an end for each op.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Drawing {
+    /// Name of the schedule.
+    pub schedule: String,
+    /// The pipeline's shape.
+    pub shape: Shape,
+    /// The ranks.
+    pub lanes: Vec<Lane>,
+    /// Ticks in one unit of the caller's time.
+    pub ticks_per_unit: i64,
+    /// Memory ticks in one unit of the caller's memory.
+    pub memory_ticks_per_unit: i64,
+    /// The critical path as (rank, position); empty if unknown.
+    pub critical_path: Vec<(Rank, usize)>,
+}
+
+/// What part of a drawing is drawn. The default is all of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Window {
+    /// First tick; none: the beginning.
+    pub from: Option<i64>,
+    /// First tick after the window; none: the end.
+    pub to: Option<i64>,
+    /// First rank and first rank after the window; none: all.
+    pub ranks: Option<(u32, u32)>,
+}
+
+impl Drawing {
+    /// A drawing of `plan` whose op `i` of rank `r` runs from `starts[r][i]` to `ends[r][i]`.
+    ///
+    /// # Errors
+    /// If the times don't cover the plan's ops, or an op ends before it starts.
+    pub fn new(
+        plan: &Plan,
+        starts: &[Vec<i64>],
+        ends: &[Vec<i64>],
+        ticks_per_unit: i64,
+    ) -> Result<Self> {
+        let ranks = plan.shape().pp() as usize;
+        if starts.len() != ranks || ends.len() != ranks {
+            return Err(Error::config(
+                format!(
+                    "times are for {} starts and {} ends, but pp={ranks}",
+                    starts.len(),
+                    ends.len()
+                ),
+                "give one list of starts and one of ends for each rank",
+            ));
+        }
+        let lane = |rank: Rank| {
+            let ops = plan.rank_ops(rank).ops;
+            let (starts, ends) = (&starts[rank.index()], &ends[rank.index()]);
+            lane_of(rank, &ops, starts, ends)
+        };
+        Ok(Self {
+            schedule: plan.schedule().to_owned(),
+            shape: plan.shape().clone(),
+            lanes: plan.shape().ranks().map(lane).collect::<Result<_>>()?,
+            ticks_per_unit: ticks_per_unit.max(1),
+            memory_ticks_per_unit: 1,
+            critical_path: Vec::new(),
+        })
+    }
+
+    /// First tick of the first op.
+    pub fn begin(&self) -> i64 {
+        let starts = self.lanes.iter().flat_map(|lane| &lane.blocks);
+        starts.map(|block| block.start).min().unwrap_or(0)
+    }
+
+    /// Last tick of the last op.
+    pub fn end(&self) -> i64 {
+        let ends = self.lanes.iter().flat_map(|lane| &lane.blocks);
+        ends.map(|block| block.end).max().unwrap_or(0)
+    }
+
+    /// Ticks from the first op's start to the last op's end.
+    pub fn makespan(&self) -> i64 {
+        self.end() - self.begin()
+    }
+
+    /// Share of the makespan in which even the busiest rank idles, in thousandths, rounded.
+    pub fn bubble_thousandths(&self) -> i64 {
+        let makespan = i128::from(self.makespan());
+        if makespan == 0 {
+            return 0;
+        }
+        let busiest = self.lanes.iter().map(Lane::work).max().unwrap_or(0);
+        let idle = makespan - i128::from(busiest);
+        i64::try_from((2000 * idle + makespan) / (2 * makespan)).unwrap_or(i64::MAX)
+    }
+
+    /// A number of ticks in the caller's unit: a decimal with at most `digits` digits after the
+    /// point, rounded, without trailing zeros.
+    pub fn time_text(&self, ticks: i64, digits: u32) -> String {
+        decimal(i128::from(ticks), i128::from(self.ticks_per_unit), digits)
+    }
+
+    /// Memory in the caller's unit, as [`Drawing::time_text`].
+    pub fn memory_text(&self, ticks: i64) -> String {
+        decimal(i128::from(ticks), i128::from(self.memory_ticks_per_unit), 3)
+    }
+
+    /// Schedule, shape and the numbers that people ask for first, in one line.
+    pub fn headline(&self) -> String {
+        grid::header(self).trim_end().to_owned()
+    }
+
+    /// The part inside a window: ranks outside are empty, ops are those that overlap it.
+    ///
+    /// # Errors
+    /// If the window is empty or lies outside the drawing.
+    pub(crate) fn slice(&self, window: &Window) -> Result<View<'_>> {
+        let (begin, end) = (self.begin(), self.end());
+        let (from, to) = (
+            window.from.unwrap_or(begin).max(begin),
+            window.to.unwrap_or(end).min(end),
+        );
+        if from >= to && begin < end {
+            let text = |ticks| self.time_text(ticks, 6);
+            return Err(Error::config(
+                format!(
+                    "the window from={} to={} shows nothing",
+                    text(window.from.unwrap_or(begin)),
+                    text(window.to.unwrap_or(end))
+                ),
+                format!("the drawing goes from {} to {}", text(begin), text(end)),
+            ));
+        }
+        let pp = self.shape.pp();
+        let (first, past) = window.ranks.unwrap_or((0, pp));
+        if first >= past || past > pp {
+            return Err(Error::config(
+                format!("the window of ranks {first}:{past} is out of range for pp={pp}"),
+                format!("give FIRST:PAST with 0 <= FIRST < PAST <= {pp}"),
+            ));
+        }
+        Ok(View {
+            drawing: self,
+            from,
+            to,
+            ranks: (first, past),
+        })
+    }
+}
+
+/// A drawing through a window.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct View<'a> {
+    pub(crate) drawing: &'a Drawing,
+    pub(crate) from: i64,
+    pub(crate) to: i64,
+    ranks: (u32, u32),
+}
+
+impl<'a> View<'a> {
+    /// The ranks in the window.
+    pub(crate) fn ranks(self) -> impl Iterator<Item = Rank> {
+        (self.ranks.0..self.ranks.1).map(Rank)
+    }
+
+    /// A rank's whole lane.
+    pub(crate) fn lane(self, rank: Rank) -> &'a Lane {
+        &self.drawing.lanes[rank.index()]
+    }
+
+    /// Whether the block is seen; one that takes no time is, also at the window's edges.
+    pub(crate) fn shows(self, block: &Block) -> bool {
+        let overlaps = block.start < self.to && block.end > self.from;
+        let instant = block.start == block.end;
+        overlaps || (instant && self.from <= block.start && block.start <= self.to)
+    }
+
+    /// The blocks of a rank that are seen, each with its position.
+    pub(crate) fn blocks(self, rank: Rank) -> impl Iterator<Item = (usize, &'a Block)> {
+        let blocks = self.lane(rank).blocks.iter().enumerate();
+        blocks.filter(move |found| self.shows(found.1))
+    }
+
+    /// About `count` round times inside the window, each with its text.
+    pub(crate) fn marks(self, count: usize) -> Vec<(i64, String)> {
+        let unit = i128::from(self.drawing.ticks_per_unit);
+        let length = i128::from((self.to - self.from).max(1));
+        let count = i128::try_from(count.max(1)).unwrap_or(1);
+        // Steps of 1, 2 or 5 times a power of ten of the unit, from the finest that a tick allows.
+        let mut step = (1, 9_u32);
+        for digits in (0..=9).rev() {
+            let found = [1, 2, 5]
+                .into_iter()
+                .find(|mantissa| mantissa * unit * count >= length * 10_i128.pow(digits));
+            if let Some(mantissa) = found {
+                step = (mantissa, digits);
+                break;
+            }
+            step = (1, 0);
+        }
+        let (mut mantissa, digits) = step;
+        if digits == 0 {
+            let nice = |k: u32| [1, 2, 5][(k % 3) as usize] * 10_i128.pow(k / 3);
+            mantissa = (0..60)
+                .map(nice)
+                .find(|&n| n * unit * count >= length)
+                .unwrap_or(1);
+        }
+        let scale = 10_i128.pow(digits);
+        let ticks = |n: i128| (n * mantissa * unit).div_euclid(scale);
+        let first = (i128::from(self.from) * scale).div_euclid(mantissa * unit);
+        (first..)
+            .take(usize::try_from(2 * count + 2).unwrap_or(2))
+            .map(|n| (ticks(n), decimal(n * mantissa, scale, digits)))
+            .filter_map(|(at, name)| i64::try_from(at).ok().map(|at| (at, name)))
+            .filter(|&(at, _)| at >= self.from && at <= self.to)
+            .collect()
+    }
+
+    /// Refuses a picture of more than `limit` blocks.
+    pub(crate) fn limit(self, what: &str, limit: usize) -> Result<()> {
+        let count: usize = self.ranks().map(|rank| self.blocks(rank).count()).sum();
+        if count <= limit {
+            return Ok(());
+        }
+        Err(Error::config(
+            format!("{what} of {count} ops is too big: the limit is {limit}"),
+            "draw a part: slice it in time with --from and --to, or in ranks with --ranks \
+             (window= and ranks= in Python)",
+        ))
+    }
+}
+
+fn lane_of(rank: Rank, ops: &[Op], starts: &[i64], ends: &[i64]) -> Result<Lane> {
+    if starts.len() != ops.len() || ends.len() != ops.len() {
+        return Err(Error::config(
+            format!(
+                "rank {rank} has {} ops, but {} starts and {} ends",
+                ops.len(),
+                starts.len(),
+                ends.len()
+            ),
+            "give the times of this very plan: lowered plans have more ops",
+        ));
+    }
+    let mut blocks = Vec::with_capacity(ops.len());
+    for ((&op, &start), &end) in ops.iter().zip(starts).zip(ends) {
+        if end < start {
+            return Err(Error::config(
+                format!("rank {rank}: op {op} ends at {end}, before it starts at {start}"),
+                "an op's end must not be before its start",
+            ));
+        }
+        blocks.push(Block { op, start, end });
+    }
+    Ok(Lane {
+        blocks,
+        ..Lane::default()
+    })
+}
+
+/// Half of a row: the ops of an overlapped pair share their time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Half {
+    /// The first op's.
+    Upper,
+    /// The second op's.
+    Lower,
+}
+
+/// Which half of its row the block at `at` takes; none if it isn't one of an overlapped pair.
+pub(crate) fn half_of_pair(lane: &Lane, at: usize) -> Option<Half> {
+    let op = lane.blocks[at].op;
+    if is_pair_second(op) {
+        Some(Half::Lower)
+    } else if op.flags.has(Flags::PAIR_FIRST) {
+        Some(Half::Upper)
+    } else {
+        None
+    }
+}
+
+/// Whether an op is the second of an overlapped pair, drawn beside the first.
+pub(crate) fn is_pair_second(op: Op) -> bool {
+    op.flags.has(Flags::PAIR_SECOND)
+}
+
+/// `numerator / denominator` as a decimal, rounded half up, without trailing zeros.
+pub(crate) fn decimal(numerator: i128, denominator: i128, digits: u32) -> String {
+    let scale = 10_i128.pow(digits);
+    let scaled = (2 * numerator * scale + denominator).div_euclid(2 * denominator);
+    let sign = if scaled < 0 { "-" } else { "" };
+    let (whole, rest) = (scaled.abs() / scale, scaled.abs() % scale);
+    if rest == 0 {
+        return format!("{sign}{whole}");
+    }
+    let rest = format!("{rest:0width$}", width = digits as usize);
+    format!("{sign}{whole}.{}", rest.trim_end_matches('0'))
+}
+
+/// A chunk's letter: a, b, ..., z, aa, ab, ...
+pub(crate) fn chunk_letter(chunk: u32) -> String {
+    let mut left = chunk + 1;
+    let mut letters = Vec::new();
+    while left > 0 {
+        left -= 1;
+        letters.push(char::from(b'a' + u8::try_from(left % 26).unwrap_or(0)));
+        left /= 26;
+    }
+    letters.iter().rev().collect()
+}
+
+/// What a kind is called in legends.
+pub(crate) fn kind_name(kind: OpKind) -> &'static str {
+    match kind {
+        OpKind::Forward => "forward",
+        OpKind::Backward => "backward",
+        OpKind::BackwardInput => "input gradient",
+        OpKind::BackwardWeight => "weight gradient",
+        OpKind::SendForward => "send activation",
+        OpKind::RecvForward => "receive activation",
+        OpKind::SendBackward => "send gradient",
+        OpKind::RecvBackward => "receive gradient",
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,300 @@
+//! The plan as an SVG picture: boxes on white paper, a time axis, a legend, a memory curve.
+//!
+//! Coordinates are integers in hundredths of a pixel until they are written, so that the bytes
+//! are the same everywhere.
+
+mod rows;
+mod scale;
+
+use std::fmt::Write as _;
+
+use super::palette;
+use super::{Block, Drawing, View, Window};
+use crate::error::{Error, Result};
+use crate::ids::Rank;
+use crate::op::{Op, OpKind};
+
+/// Most ops of a picture: more would make viewers crawl.
+pub const MAX_OPS: usize = 200_000;
+/// Most ops of a picture whose boxes tell about themselves under the mouse.
+const MAX_TITLES: usize = 5_000;
+/// Narrowest picture, in pixels.
+const MIN_WIDTH: u32 = 200;
+/// Widest picture, in pixels.
+const MAX_WIDTH: u32 = 20_000;
+
+/// One pixel, in the units of coordinates.
+const PX: i64 = 100;
+const MARGIN: i64 = 12 * PX;
+const ROW: i64 = 24 * PX;
+const GAP: i64 = 6 * PX;
+const COMM_STRIP: i64 = 5 * PX;
+const MEMORY_STRIP: i64 = 22 * PX;
+/// Boxes below this width are merged.
+const THIN: i64 = 2 * PX;
+/// Width of a digit of a label, generously.
+const DIGIT: i64 = 7 * PX;
+
+/// How to draw a picture.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SvgOptions {
+    /// What part of the drawing.
+    pub window: Window,
+    /// Width in pixels; none: as wide as labels need, within reason.
+    pub width: Option<u32>,
+    /// Whether to draw each rank's memory below its row.
+    pub memory: bool,
+    /// Whether to outline the critical path.
+    pub critical_path: bool,
+}
+
+/// Draws the picture.
+///
+/// # Errors
+/// If the window shows nothing or too much, the width is out of range, or the memory or the
+/// critical path is asked for but unknown.
+pub fn svg(drawing: &Drawing, options: &SvgOptions) -> Result<String> {
+    let view = drawing.slice(&options.window)?;
+    view.limit("an SVG picture", MAX_OPS)?;
+    if options.memory && drawing.lanes.iter().any(|lane| lane.peak_memory.is_none()) {
+        return Err(Error::config(
+            "memory=True, but this drawing knows no memory",
+            "draw a simulated plan, or leave memory out",
+        ));
+    }
+    if options.critical_path && drawing.critical_path.is_empty() {
+        return Err(Error::config(
+            "critical_path=True, but this drawing knows no critical path",
+            "draw a simulated plan, or leave critical_path out",
+        ));
+    }
+    let frame = Frame::new(view, options)?;
+    let mut picture = Picture {
+        text: String::new(),
+        frame,
+        view,
+    };
+    picture.open(options);
+    for rank in view.ranks() {
+        picture.row(rank, options);
+    }
+    if options.critical_path {
+        picture.critical_path();
+    }
+    picture.axis();
+    picture.legend(options);
+    picture.text.push_str("</svg>\n");
+    Ok(picture.text)
+}
+
+/// Where things are.
+struct Frame {
+    width: i64,
+    height: i64,
+    /// Left edge of the boxes.
+    left: i64,
+    /// Top edge of the first row.
+    top: i64,
+    /// Width of the boxes' area.
+    plot: i64,
+    /// From one row to the next.
+    pitch: i64,
+    comm: bool,
+    /// The most memory of all ranks, for the curves' common scale.
+    most_memory: i64,
+    titles: bool,
+}
+
+impl Frame {
+    fn new(view: View<'_>, options: &SvgOptions) -> Result<Self> {
+        let drawing = view.drawing;
+        let digits = i64::try_from((drawing.shape.pp() - 1).to_string().len()).unwrap_or(1);
+        let label = if options.memory {
+            widest_peak(drawing).max(5 + digits)
+        } else {
+            5 + digits
+        };
+        let left = MARGIN + label * DIGIT + GAP;
+        let width = match options.width {
+            Some(width) if (MIN_WIDTH..=MAX_WIDTH).contains(&width) => i64::from(width) * PX,
+            Some(width) => {
+                return Err(Error::config(
+                    format!("width={width} is out of range for an SVG picture"),
+                    format!("give {MIN_WIDTH} to {MAX_WIDTH} pixels, or leave it out"),
+                ));
+            }
+            None => left + MARGIN + natural_plot(view),
+        };
+        let comm = view.ranks().any(|rank| {
+            let moves = |block: &Block| !block.op.kind.is_compute() && block.end > block.start;
+            view.blocks(rank).any(|found| moves(found.1))
+        });
+        let strips = if comm { COMM_STRIP } else { 0 }
+            + if options.memory {
+                MEMORY_STRIP + GAP / 2
+            } else {
+                0
+            };
+        let pitch = ROW + GAP + strips;
+        let ranks = i64::try_from(view.ranks().count()).unwrap_or(1);
+        let top = MARGIN + 30 * PX;
+        let ops: usize = view.ranks().map(|rank| view.blocks(rank).count()).sum();
+        Ok(Self {
+            width,
+            height: top + ranks * pitch + 28 * PX + 22 * PX + MARGIN,
+            left,
+            top,
+            plot: width - left - MARGIN,
+            pitch,
+            comm,
+            most_memory: drawing
+                .lanes
+                .iter()
+                .filter_map(|lane| lane.peak_memory)
+                .max()
+                .unwrap_or(0),
+            titles: ops <= MAX_TITLES,
+        })
+    }
+
+    fn y(&self, view: View<'_>, rank: Rank) -> i64 {
+        let row = view.ranks().position(|other| other == rank).unwrap_or(0);
+        self.top + i64::try_from(row).unwrap_or(0) * self.pitch
+    }
+
+    fn x(&self, view: View<'_>, ticks: i64) -> i64 {
+        let length = i128::from((view.to - view.from).max(1));
+        let ticks = i128::from(ticks.clamp(view.from, view.to) - view.from);
+        self.left + i64::try_from(i128::from(self.plot) * ticks / length).unwrap_or(0)
+    }
+}
+
+/// Characters of the longest `peak N`.
+fn widest_peak(drawing: &Drawing) -> i64 {
+    let peaks = drawing.lanes.iter().filter_map(|lane| lane.peak_memory);
+    let longest = peaks
+        .map(|peak| drawing.memory_text(peak).len())
+        .max()
+        .unwrap_or(0);
+    5 + i64::try_from(longest).unwrap_or(0)
+}
+
+/// Room for a two-digit label in the shortest op, between 600 and 1600 pixels in all.
+fn natural_plot(view: View<'_>) -> i64 {
+    let lengths = view
+        .ranks()
+        .flat_map(|rank| view.blocks(rank).map(|found| found.1));
+    let computes = lengths.filter(|block| block.op.kind.is_compute() && block.end > block.start);
+    let shortest = computes
+        .map(|block| block.end - block.start)
+        .min()
+        .unwrap_or(1);
+    let wanted = i128::from(view.to - view.from) * i128::from(2 * DIGIT + 4 * PX);
+    i64::try_from(wanted / i128::from(shortest))
+        .unwrap_or(i64::MAX)
+        .clamp(600 * PX, 1600 * PX)
+}
+
+/// A coordinate in pixels.
+struct Px(i64);
+
+impl std::fmt::Display for Px {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (whole, rest) = (self.0 / PX, (self.0 % PX).abs());
+        let sign = if self.0 < 0 && whole == 0 { "-" } else { "" };
+        match rest {
+            0 => write!(f, "{sign}{whole}"),
+            _ if rest % 10 == 0 => write!(f, "{sign}{whole}.{}", rest / 10),
+            _ => write!(f, "{sign}{whole}.{rest:02}"),
+        }
+    }
+}
+
+/// Text for use inside an element or attribute.
+fn escaped(text: &str) -> String {
+    let mut safe = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => safe.push_str("&amp;"),
+            '<' => safe.push_str("&lt;"),
+            '>' => safe.push_str("&gt;"),
+            '"' => safe.push_str("&quot;"),
+            // XML 1.0 has no way to write other control characters.
+            c if c.is_control() => safe.push('\u{fffd}'),
+            c => safe.push(c),
+        }
+    }
+    safe
+}
+
+/// The style class of an op: kind and chunk.
+fn class(drawing: &Drawing, op: Op) -> String {
+    format!("{}{}", op.kind, drawing.shape.chunk_of(op.stage))
+}
+
+struct Picture<'a> {
+    text: String,
+    frame: Frame,
+    view: View<'a>,
+}
+
+impl Picture<'_> {
+    fn open(&mut self, options: &SvgOptions) {
+        let (width, height) = (Px(self.frame.width), Px(self.frame.height));
+        let head = escaped(&self.view.drawing.headline());
+        let _ = writeln!(
+            self.text,
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" \
+             viewBox=\"0 0 {width} {height}\" role=\"img\" font-family=\"Helvetica, Arial, \
+             sans-serif\" font-size=\"12\">\n<title>{head}</title>"
+        );
+        self.styles(options);
+        let _ = writeln!(
+            self.text,
+            "<rect width=\"100%\" height=\"100%\" fill=\"{}\"/>\n\
+             <text class=\"head\" x=\"{}\" y=\"{}\" xml:space=\"preserve\">{head}</text>",
+            palette::WHITE,
+            Px(MARGIN),
+            Px(MARGIN + 12 * PX),
+        );
+    }
+
+    /// One class for each kind and chunk that is seen, with its ink.
+    fn styles(&mut self, options: &SvgOptions) {
+        let shape = &self.view.drawing.shape;
+        let mut seen: Vec<(OpKind, u32)> = self
+            .view
+            .ranks()
+            .flat_map(|rank| self.view.blocks(rank))
+            .map(|(_, block)| (block.op.kind, shape.chunk_of(block.op.stage).0))
+            .collect();
+        seen.sort_unstable();
+        seen.dedup();
+        let _ = writeln!(
+            self.text,
+            "<style>\ntext{{fill:{}}} .head{{font-weight:bold}} .n{{text-anchor:middle}} \
+             .r{{text-anchor:end}} .s{{font-size:10px}}\n.idle{{fill:{};stroke:{};stroke-width:.5}} \
+             .b{{stroke:{};stroke-width:.5}} .re{{fill:none;stroke-width:2;stroke-dasharray:3 2}} .thin{{shape-rendering:crispEdges}}",
+            palette::TEXT,
+            palette::BUBBLE,
+            palette::RULE,
+            palette::WHITE,
+        );
+        if options.memory {
+            let _ = writeln!(
+                self.text,
+                ".mem{{fill:{0};fill-opacity:.25;stroke:{0};stroke-width:1}}",
+                palette::MEMORY
+            );
+        }
+        for (kind, chunk) in seen {
+            let fill = palette::fill(kind, chunk, shape.chunks_per_rank());
+            let ink = fill.ink();
+            let _ = writeln!(
+                self.text,
+                ".{kind}{chunk}{{fill:{fill}}} .t{kind}{chunk}{{fill:{ink};stroke:none}}"
+            );
+        }
+        self.text.push_str("</style>\n");
+    }
+}

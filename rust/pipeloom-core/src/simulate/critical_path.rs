@@ -1,0 +1,235 @@
+//! The critical path: from the last end back to the first start, along what each op waited for.
+
+use crate::cost::Ticks;
+use crate::engine::{NONE, Program, Times, pair_second};
+use crate::ids::{Rank, Stage};
+use crate::op::{Flags, Op, OpKind};
+use crate::plan::NO_GROUP;
+use crate::semantics::Semantics;
+
+/// (rank, position)
+type Place = (usize, usize);
+
+/// No position.
+const NOWHERE: usize = usize::MAX;
+
+struct Trace<'a> {
+    program: &'a Program<'a>,
+    times: &'a Times,
+    channel_times: Vec<i64>,
+    semantics: Semantics,
+    /// Position by cell of `F`, of `B` or `I`, of `RECV_F`, of `RECV_B`.
+    positions: [Vec<usize>; 4],
+    /// For each rank and transfer, the position of its other end.
+    partners: Vec<Vec<usize>>,
+}
+
+pub(super) fn trace(
+    program: &Program<'_>,
+    ticks: &Ticks,
+    semantics: Semantics,
+    times: &Times,
+) -> Vec<(Rank, u64)> {
+    let trace = Trace {
+        program,
+        times,
+        channel_times: program.channel_times(ticks),
+        semantics,
+        positions: positions(program),
+        partners: partners(program),
+    };
+    let mut path = Vec::new();
+    let mut next = trace.last();
+    while let Some((rank, at)) = next {
+        path.push((Rank(u32::try_from(rank).unwrap_or(NONE)), at as u64));
+        next = trace.cause((rank, at));
+    }
+    path.reverse();
+    path
+}
+
+fn table(kind: OpKind) -> Option<usize> {
+    match kind {
+        OpKind::Forward => Some(0),
+        OpKind::Backward | OpKind::BackwardInput => Some(1),
+        OpKind::RecvForward => Some(2),
+        OpKind::RecvBackward => Some(3),
+        OpKind::BackwardWeight | OpKind::SendForward | OpKind::SendBackward => None,
+    }
+}
+
+fn positions(program: &Program<'_>) -> [Vec<usize>; 4] {
+    let mut positions = [const { Vec::new() }; 4];
+    for table in &mut positions[..if program.lowered { 4 } else { 2 }] {
+        table.resize(program.num_cells(), NOWHERE);
+    }
+    for rank in &program.ranks {
+        for (at, &op) in rank.ops.iter().enumerate() {
+            if let Some(table) = table(op.kind).filter(|_| program.in_range(op)) {
+                positions[table][program.cell(op)] = at;
+            }
+        }
+    }
+    positions
+}
+
+fn partners(program: &Program<'_>) -> Vec<Vec<usize>> {
+    let unmatched = |rank: &std::borrow::Cow<'_, crate::plan::RankOps>| {
+        vec![NOWHERE; if program.lowered { rank.ops.len() } else { 0 }]
+    };
+    let mut partners: Vec<Vec<usize>> = program.ranks.iter().map(unmatched).collect();
+    for (channel, [sends, recvs]) in program.channels.iter().zip(program.channel_ends()) {
+        for (&send, &recv) in sends.iter().zip(&recvs) {
+            partners[channel.source.index()][send] = recv;
+            partners[channel.destination.index()][recv] = send;
+        }
+    }
+    partners
+}
+
+impl Trace<'_> {
+    fn op(&self, (rank, at): Place) -> Op {
+        self.program.ranks[rank].ops[at]
+    }
+
+    fn end(&self, (rank, at): Place) -> i64 {
+        self.times.end(rank, at)
+    }
+
+    /// The op that ends last; the lowest rank's if several do.
+    fn last(&self) -> Option<Place> {
+        let ranks = self.program.ranks.iter().enumerate();
+        ranks
+            .flat_map(|(rank, ops)| (0..ops.ops.len()).map(move |at| (rank, at)))
+            .filter(|&at| self.semantics != Semantics::Buffered || self.op(at).kind.is_compute())
+            .min_by_key(|&place| std::cmp::Reverse(self.end(place)))
+    }
+
+    /// The op that an op waited for, if it waited at all.
+    fn cause(&self, (rank, at): Place) -> Option<Place> {
+        let start = self.times.start(rank, at);
+        let op = self.op((rank, at));
+        if op.kind.is_compute() {
+            return self
+                .program_cause((rank, at), start)
+                .or_else(|| self.message_cause((rank, at), start));
+        }
+        let partner = (self.peer(rank, op)?, self.partners[rank][at]);
+        self.transfer_cause((rank, at), start)
+            .or_else(|| self.transfer_cause(partner, start))
+    }
+
+    /// The op of the program that let a compute op start, if it started when that ended.
+    fn program_cause(&self, (rank, at): Place, start: i64) -> Option<Place> {
+        let ops = &self.program.ranks[rank].ops;
+        let second = at > 0 && ops[at].flags.has(Flags::PAIR_SECOND);
+        let first = if second && pair_second(ops, at - 1).is_some() {
+            at - 1
+        } else {
+            at
+        };
+        let compute = ops[..first].iter().rposition(|op| op.kind.is_compute());
+        // Where transfers block the program, those behind the last compute op count as well.
+        let blocking = matches!(self.semantics, Semantics::Batched | Semantics::Rendezvous);
+        let from = compute.map_or(first, |at| if blocking { first - 1 } else { at });
+        let from = if blocking && first > 0 {
+            first - 1
+        } else {
+            from
+        };
+        (compute.unwrap_or(0)..=from.min(first.saturating_sub(1)))
+            .rev()
+            .take(first)
+            .map(|before| (rank, before))
+            .find(|&before| self.end(before) == start)
+    }
+
+    /// The op that made the message for which a compute op (or either half of a pair) waited.
+    fn message_cause(&self, (rank, at): Place, start: i64) -> Option<Place> {
+        let ops = &self.program.ranks[rank].ops;
+        let second = at > 0 && ops[at].flags.has(Flags::PAIR_SECOND);
+        let first = if second && pair_second(ops, at - 1).is_some() {
+            at - 1
+        } else {
+            at
+        };
+        let halves = [Some(ops[first]), pair_second(ops, first)];
+        halves
+            .into_iter()
+            .flatten()
+            .filter_map(|op| self.provider(rank, op))
+            // With contention the message may have waited for its link as well.
+            .filter(|&(place, lag)| self.end(place) + lag <= start)
+            .max_by_key(|&(place, lag)| self.end(place) + lag)
+            .map(|(place, _)| place)
+    }
+
+    /// What the message that an op reads comes from, and the time in between.
+    fn provider(&self, rank: usize, op: Op) -> Option<(Place, i64)> {
+        let stage = self.program.stages[op.stage.index()];
+        let (from, recv) = match op.kind {
+            OpKind::Forward => (stage.previous, OpKind::RecvForward),
+            OpKind::Backward | OpKind::BackwardInput => (stage.next, OpKind::RecvBackward),
+            OpKind::BackwardWeight
+            | OpKind::SendForward
+            | OpKind::RecvForward
+            | OpKind::SendBackward
+            | OpKind::RecvBackward => return None,
+        };
+        if from == NONE {
+            return None;
+        }
+        let channel = self.program.channel(Op { kind: recv, ..op });
+        if channel != NONE && self.semantics != Semantics::Buffered {
+            let at = self.positions[table(recv)?][self.program.cell(op)];
+            return (at != NOWHERE).then_some(((rank, at), 0));
+        }
+        let producer = Op {
+            stage: Stage(from),
+            ..op
+        };
+        let at = self.positions[table(op.kind)?][self.program.cell(producer)];
+        let source = self.program.stages[from as usize].rank as usize;
+        let lag = self.channel_times.get(channel as usize).copied();
+        (at != NOWHERE).then_some(((source, at), lag.unwrap_or(0)))
+    }
+
+    fn peer(&self, rank: usize, op: Op) -> Option<usize> {
+        let channel = self
+            .program
+            .channels
+            .get(self.program.channel(op) as usize)?;
+        let (source, destination) = (channel.source.index(), channel.destination.index());
+        Some(if source == rank { destination } else { source })
+    }
+
+    /// What one end of a transfer waited for: its program up to the last compute op, or the
+    /// transfer before it in its stream.
+    fn transfer_cause(&self, (rank, at): Place, start: i64) -> Option<Place> {
+        let ops = self.program.ranks.get(rank)?;
+        let op = ops.ops.get(at)?;
+        let (group, channel) = (ops.group(at), self.program.channel(*op));
+        let blocking = matches!(self.semantics, Semantics::Batched | Semantics::Rendezvous);
+        let mut in_program = true;
+        for before in (0..at).rev() {
+            let other = ops.ops[before];
+            let compute = other.kind.is_compute();
+            let in_stream = !compute
+                && (self.semantics == Semantics::SingleStream
+                    || self.program.channel(other) == channel);
+            let in_group = self.semantics == Semantics::Batched
+                && group != NO_GROUP
+                && ops.group(before) == group;
+            let counts = in_stream || (in_program && !in_group && (compute || blocking));
+            let end = self.end((rank, before));
+            if counts && end == start {
+                return Some((rank, before));
+            }
+            in_program &= !compute;
+            if in_stream && !in_program {
+                return None;
+            }
+        }
+        None
+    }
+}

@@ -1,0 +1,192 @@
+//! Class `Drawing`: pictures of a plan with times.
+
+use numpy::PyReadonlyArray1;
+use pipeloom_core::error::Error;
+use pipeloom_core::render::grid::{GridOptions, grid};
+use pipeloom_core::render::svg::{SvgOptions, svg};
+use pipeloom_core::render::trace::{TraceOptions, trace};
+use pipeloom_core::render::{self, Half, Window, boxes};
+use pyo3::prelude::*;
+
+use crate::convert;
+use crate::detach::detach;
+use crate::error::to_py;
+use crate::plan::Plan;
+use crate::timeline::Timeline;
+
+/// A plan with a start and an end for each op; see `pipeloom.plot`.
+#[pyclass(frozen, module = "pipeloom._core")]
+pub(crate) struct Drawing(render::Drawing);
+
+/// A stretch of time in the caller's unit, either end open, and of ranks.
+type Part = (Option<f64>, Option<f64>, Option<(u32, u32)>);
+
+#[pymethods]
+impl Drawing {
+    /// The drawing of measured times, in integer ticks.
+    #[new]
+    #[pyo3(signature = (plan, start, end, *, ticks_per_unit=1))]
+    fn new(
+        py: Python<'_>,
+        plan: &Plan,
+        start: Vec<PyReadonlyArray1<'_, i64>>,
+        end: Vec<PyReadonlyArray1<'_, i64>>,
+        ticks_per_unit: i64,
+    ) -> PyResult<Self> {
+        let owned = |columns: &[PyReadonlyArray1<'_, i64>]| -> Vec<Vec<i64>> {
+            columns
+                .iter()
+                .map(|column| column.as_array().to_vec())
+                .collect()
+        };
+        let (start, end) = (owned(&start), owned(&end));
+        detach(py, || {
+            render::Drawing::new(&plan.0, &start, &end, ticks_per_unit)
+        })
+        .map(Self)
+    }
+
+    /// The drawing of a simulated plan.
+    #[staticmethod]
+    #[pyo3(signature = (timeline, /, *, critical_path=false))]
+    fn predicted(py: Python<'_>, timeline: &Timeline, critical_path: bool) -> PyResult<Self> {
+        let drawing = detach(py, || {
+            let drawing = render::Drawing::predicted(&timeline.0)?;
+            Ok(if critical_path {
+                drawing.with_critical_path(&timeline.0)
+            } else {
+                drawing
+            })
+        })?;
+        Ok(Self(drawing))
+    }
+
+    #[pyo3(signature = (part, *, width=None, color=false))]
+    fn grid(
+        &self,
+        py: Python<'_>,
+        part: Part,
+        width: Option<&Bound<'_, PyAny>>,
+        color: bool,
+    ) -> PyResult<String> {
+        let width = width
+            .map(|width| convert::count("width", width))
+            .transpose()?;
+        let options = GridOptions {
+            window: self.window(part)?,
+            width: width.map(|width| width as usize),
+            color,
+        };
+        detach(py, || grid(&self.0, &options))
+    }
+
+    #[pyo3(signature = (part, *, width=None, memory=false, critical_path=false))]
+    fn svg(
+        &self,
+        py: Python<'_>,
+        part: Part,
+        width: Option<&Bound<'_, PyAny>>,
+        memory: bool,
+        critical_path: bool,
+    ) -> PyResult<String> {
+        let width = width
+            .map(|width| convert::count("width", width))
+            .transpose()?;
+        let options = SvgOptions {
+            window: self.window(part)?,
+            width,
+            memory,
+            critical_path,
+        };
+        detach(py, || svg(&self.0, &options))
+    }
+
+    #[pyo3(signature = (part, *, microseconds_per_unit))]
+    fn trace(
+        &self,
+        py: Python<'_>,
+        part: Part,
+        microseconds_per_unit: &Bound<'_, PyAny>,
+    ) -> PyResult<String> {
+        let microseconds_per_unit = convert::count("microseconds_per_unit", microseconds_per_unit)?;
+        let options = TraceOptions {
+            window: self.window(part)?,
+            microseconds_per_unit,
+        };
+        detach(py, || trace(&self.0, &options))
+    }
+
+    /// What pictures outside the core need: (rank, label, fill, ink, start, end, half) of each
+    /// box; half is 0 for a whole row, 1 for its upper and 2 for its lower half.
+    #[pyo3(signature = (part, /))]
+    fn boxes(&self, py: Python<'_>, part: Part) -> PyResult<Vec<BoxRow>> {
+        let window = self.window(part)?;
+        let boxes = detach(py, || boxes::boxes(&self.0, &window))?;
+        let row = |painted: boxes::PaintedBox| {
+            let half = match painted.half {
+                None => 0,
+                Some(Half::Upper) => 1,
+                Some(Half::Lower) => 2,
+            };
+            let (fill, ink) = (painted.fill.to_string(), painted.fill.ink().to_string());
+            let (start, end) = (self.time(painted.start), self.time(painted.end));
+            (painted.rank.0, painted.label, fill, ink, start, end, half)
+        };
+        Ok(boxes.into_iter().map(row).collect())
+    }
+
+    /// (name, fill) of each kind of op.
+    #[getter]
+    fn legend(&self) -> Vec<(&'static str, String)> {
+        let rows = boxes::legend(&self.0).into_iter();
+        rows.map(|(name, fill)| (name, fill.to_string())).collect()
+    }
+
+    /// Schedule, shape, makespan, bubble, peak memory.
+    #[getter]
+    fn headline(&self) -> String {
+        self.0.headline()
+    }
+
+    /// First and last time.
+    #[getter]
+    fn extent(&self) -> (f64, f64) {
+        (self.time(self.0.begin()), self.time(self.0.end()))
+    }
+
+    fn __repr__(&self) -> String {
+        format!("Drawing({:?})", self.0.headline())
+    }
+}
+
+/// One box of a picture.
+type BoxRow = (u32, String, String, String, f64, f64, u8);
+
+impl Drawing {
+    /// Ticks in the caller's unit.
+    #[allow(clippy::cast_precision_loss)] // for a picture
+    fn time(&self, ticks: i64) -> f64 {
+        ticks as f64 / self.0.ticks_per_unit as f64
+    }
+
+    fn window(&self, (from, to, ranks): Part) -> PyResult<Window> {
+        Ok(Window {
+            from: from.map(|time| self.ticks(time)).transpose()?,
+            to: to.map(|time| self.ticks(time)).transpose()?,
+            ranks,
+        })
+    }
+
+    /// A time in ticks.
+    #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation)] // checked below
+    fn ticks(&self, time: f64) -> PyResult<i64> {
+        let ticks = (time * self.0.ticks_per_unit as f64).round();
+        if ticks.abs() < 9.0e18 {
+            return Ok(ticks as i64);
+        }
+        Err(to_py(Error::config(
+            format!("window has the time {time}, which is no time of this plan"),
+            "give two times in the unit of the costs, or None for an open end",
+        )))
+    }
+}

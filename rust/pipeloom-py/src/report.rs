@@ -1,0 +1,108 @@
+//! Class `Report`: what checking a plan found.
+
+use pipeloom_core::check;
+use pipeloom_core::error::Result;
+use pipeloom_core::semantics::Semantics;
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyString};
+
+use crate::detach::detach;
+use crate::error::to_py;
+use crate::plan::Plan;
+use crate::violation::Violation;
+
+/// What checking a plan found.
+#[pyclass(frozen, module = "pipeloom._core")]
+pub(crate) struct Report(check::Report);
+
+#[pymethods]
+impl Report {
+    #[getter]
+    fn plan(&self) -> Plan {
+        Plan(self.0.plan().clone())
+    }
+
+    #[getter]
+    fn ok(&self) -> bool {
+        self.0.ok()
+    }
+
+    #[getter]
+    fn violations(&self) -> Vec<Violation> {
+        self.0.violations.iter().cloned().map(Violation).collect()
+    }
+
+    #[getter]
+    fn unpromised(&self) -> Vec<Violation> {
+        self.0.unpromised.iter().cloned().map(Violation).collect()
+    }
+
+    #[getter]
+    fn progress<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let dict = PyDict::new(py);
+        for progress in &self.0.progress {
+            dict.set_item(progress.semantics.name(), progress.progresses)?;
+        }
+        Ok(dict)
+    }
+
+    fn __str__(&self) -> String {
+        self.0.to_string()
+    }
+
+    fn __repr__(&self) -> String {
+        let (broken, unpromised) = (self.0.violations.len(), self.0.unpromised.len());
+        let ok = if self.0.ok() { "True" } else { "False" };
+        format!("Report(ok={ok}, violations={broken}, unpromised={unpromised})")
+    }
+}
+
+/// What `semantics` of `Plan.check` asks for.
+enum Asked {
+    Promised,
+    All,
+    These(Vec<Semantics>),
+}
+
+fn asked(semantics: Option<&Bound<'_, PyAny>>) -> PyResult<Asked> {
+    let Some(given) = semantics else {
+        return Ok(Asked::Promised);
+    };
+    if let Ok(name) = given.cast::<PyString>() {
+        return match name.to_str()? {
+            "all" => Ok(Asked::All),
+            name => Ok(Asked::These(vec![
+                Semantics::from_name(name).map_err(to_py)?,
+            ])),
+        };
+    }
+    let names: Vec<String> = given.extract().map_err(|_| {
+        PyTypeError::new_err(
+            "semantics must be a name, a list of names, \"all\" or None\nhint: such as \
+             \"rendezvous\"",
+        )
+    })?;
+    let names = names
+        .iter()
+        .map(|name| Semantics::from_name(name).map_err(to_py));
+    names.collect::<PyResult<_>>().map(Asked::These)
+}
+
+/// `Plan.check`.
+pub(crate) fn check_plan(
+    py: Python<'_>,
+    plan: &pipeloom_core::plan::Plan,
+    semantics: Option<&Bound<'_, PyAny>>,
+) -> PyResult<Report> {
+    let asked = asked(semantics)?;
+    detach(py, || report(plan, asked)).map(Report)
+}
+
+fn report(plan: &pipeloom_core::plan::Plan, asked: Asked) -> Result<check::Report> {
+    match asked {
+        Asked::Promised => check::check(plan, None).into_result(),
+        Asked::All => check::check(plan, Some(&Semantics::ALL)).into_result(),
+        Asked::These(these) => check::check_strictly(plan, &these),
+    }
+}

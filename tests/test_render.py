@@ -1,0 +1,225 @@
+"""Pictures: what readers of SVG, trace, PNG and text would find in them."""
+
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pipeloom as pl
+from pipeloom import plot
+from pipeloom.testing import costs, plans
+
+SVG = "{http://www.w3.org/2000/svg}"
+PICTURE = Path(__file__).parents[1] / "docs" / "interleaved_1f1b.svg"
+
+
+@st.composite
+def timelines(draw: st.DrawFn, *, lowered: bool = False) -> tuple[pl.Plan, pl.Timeline]:
+    plan = draw(plans(lowered=lowered and draw(st.booleans())))
+    return plan, plan.simulate(draw(costs(plan)))
+
+
+def compute_ops(plan: pl.Plan, rank: int) -> list[tuple[int, str]]:
+    """Position and text of the ops that compute; those of a pair one by one."""
+    columns = plan.columns(rank)
+    units = columns["microbatch"] * plan.num_seq_pieces + columns["piece"]
+    rows = zip(columns["kind"].tolist(), columns["stage"], units, strict=True)
+    texts = (f"{stage}{pl.OpKind(kind).name}{unit}" for kind, stage, unit in rows)
+    return [(at, text) for at, text in enumerate(texts) if "_" not in text]
+
+
+@given(timelines(lowered=True))
+def test_svg_is_xml_with_a_box_for_each_op_that_takes_time(case):
+    plan, timeline = case
+    root = ET.fromstring(plot.svg(timeline, memory=True, critical_path=True))
+    titles = [box.findtext(f"{SVG}title") for box in root.iter(f"{SVG}rect")]
+    found = sorted(title.partition(":")[0] for title in titles if title)
+    expected = sorted(op for rank in range(plan.pp) for _, op in compute_ops(plan, rank))
+    # Boxes too thin to see are merged; they have no title.
+    assert set(found) <= set(expected)
+    lengths = {
+        op: timeline.end(rank)[at] - timeline.start(rank)[at]
+        for rank in range(plan.pp)
+        for at, op in compute_ops(plan, rank)
+    }
+    visible = [op for op in expected if lengths[op] * 600 > 3 * timeline.makespan]
+    assert set(visible) <= set(found)
+    assert len(found) == len(set(found))
+
+
+@given(timelines())
+def test_boxes_of_a_row_do_not_overlap(case):
+    _, timeline = case
+    root = ET.fromstring(plot.svg(timeline))
+    rows = defaultdict(list)
+    for box in root.iter(f"{SVG}rect"):
+        if box.find(f"{SVG}title") is not None:
+            x, width = float(box.get("x")), float(box.get("width"))
+            rows[box.get("y")].append((x, x + width))
+    for row in rows.values():
+        row.sort()
+        for (_, end), (start, _) in itertools.pairwise(row):
+            assert end <= start + 0.02
+
+
+@given(timelines(lowered=True))
+def test_trace_slices_nest_and_each_arrow_has_two_ends(case):
+    plan, timeline = case
+    events = json.loads(plot.trace(timeline, microseconds_per_unit=1))["traceEvents"]
+    threads, arrows = defaultdict(list), defaultdict(dict)
+    for event in events:
+        if event["ph"] == "X":
+            thread = threads[event["pid"], event["tid"]]
+            thread.append((event["ts"], event["ts"] + event["dur"]))
+        elif event["ph"] in "sf":
+            assert event["ph"] not in arrows[event["id"]]
+            arrows[event["id"]][event["ph"]] = event
+    for thread in threads.values():
+        open_until: list[float] = []
+        for start, end in sorted(thread, key=lambda span: (span[0], -span[1])):
+            while open_until and open_until[-1] <= start:
+                open_until.pop()
+            assert not open_until or end <= open_until[-1], "a slice outlives the one around it"
+            open_until.append(end)
+    assert sum(map(len, threads.values())) == sum(map(plan.num_ops_of, range(plan.pp)))
+    for arrow in arrows.values():
+        sent, received = arrow["s"], arrow["f"]
+        assert sent["pid"] != received["pid"]
+        assert sent["ts"] <= received["ts"]
+        around = threads[sent["pid"], sent["tid"]]
+        assert any(start <= sent["ts"] <= end for start, end in around)
+        assert any(
+            start <= received["ts"] <= end
+            for start, end in threads[received["pid"], received["tid"]]
+        )
+    assert len(arrows) == num_messages(plan)
+
+
+def num_messages(plan: pl.Plan) -> int:
+    """Messages between ranks: one for each stage's unit that crosses, and one back."""
+    count = 0
+    per_replica = plan.num_stages // plan.num_replicas
+    for rank in range(plan.pp):
+        for _, op in compute_ops(plan, rank):
+            stage, kind = re.match(r"(\d+)([FBIW])", op).groups()
+            other = int(stage) + {"F": 1, "B": -1, "I": -1, "W": 0}[kind]
+            same_replica = other // per_replica == int(stage) // per_replica and other >= 0
+            if kind != "W" and same_replica and plan.stages[other][0] != rank:
+                count += 1
+    return count
+
+
+@given(timelines())
+def test_full_scale_grids_name_every_op(case):
+    plan, timeline = case
+    if min(map(float, timeline.end(0) - timeline.start(0))) == 0:
+        return
+    for rank in range(plan.pp):
+        row = plot.grid(timeline, ranks=(rank, rank + 1)).splitlines()[2]
+        assert row.startswith(f"rank {rank}")
+
+
+@given(timelines(), st.integers(40, 120))
+def test_grids_keep_to_their_width(case, width):
+    plan, timeline = case
+    lines = plot.grid(timeline, width=width).splitlines()
+    rows = [line for line in lines if "|" in line]
+    assert len(rows) == plan.pp + 1
+    assert all(len(row) <= width for row in rows)
+
+
+def test_unit_costs_show_each_op_in_its_column():
+    plan = pl.plan("zb_h1", pp=4, num_microbatches=6)
+    timeline = plan.simulate(pl.Costs())
+    lines = plot.grid(timeline).splitlines()
+    for rank in range(4):
+        cells = lines[2 + rank].partition("|")[2]
+        columns = [cells[at : at + 3].strip() for at in range(0, len(cells), 3)]
+        for op, start in zip(plan.ops(rank), timeline.start(rank), strict=True):
+            assert columns[int(start)] == op[1:]
+
+
+def test_pictures_are_the_same_in_every_process(tmp_path):
+    script = (
+        "import pipeloom as pl; from pipeloom import plot;"
+        "t = pl.plan('dualpipe_v', pp=4, num_microbatches=10).simulate(pl.Costs());"
+        "print(plot.svg(t, memory=True, critical_path=True) + plot.trace(t) + plot.grid(t))"
+    )
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", script],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            cwd=tmp_path,
+            capture_output=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert runs[0] == runs[1]
+
+
+def test_the_picture_in_the_documentation_is_drawn_by_the_tool():
+    plan = pl.plan("interleaved_1f1b", pp=4, vp=2, num_microbatches=8)
+    assert PICTURE.read_text() == plot.svg(plan.simulate(pl.Costs()), memory=True)
+
+
+def test_png_is_written_for_any_part(tmp_path):
+    timeline = pl.plan("dualpipe_v", pp=2, num_microbatches=6).simulate(pl.Costs())
+    for name, part in {"all": {}, "part": {"window": (3, 9), "ranks": (1, 2)}}.items():
+        path = tmp_path / f"{name}.png"
+        plot.png(timeline, path, width=640, **part)
+        head = path.read_bytes()[:24]
+        assert head[:8] == b"\x89PNG\r\n\x1a\n"
+        assert int.from_bytes(head[16:20], "big") == 640
+
+
+def test_loss_curves_are_drawn(tmp_path, refused):
+    path = tmp_path / "loss.svg"
+    plot.loss_curve({"train": ([0, 1, 2], [3.0, 2.0, 1.5]), "valid": ([2], [1.7])}, path)
+    assert ET.parse(path).getroot().tag == f"{SVG}svg"
+    refused(
+        pl.ConfigError,
+        lambda: plot.loss_curve({"train": ([0, 1], [3.0])}, path),
+        "2 steps",
+        "1 losses",
+    )
+
+
+def test_pictures_without_matplotlib_say_what_to_install(monkeypatch, tmp_path, refused):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    timeline = pl.plan("1f1b", pp=2, num_microbatches=2).simulate(pl.Costs())
+    refused(pl.ConfigError, lambda: plot.png(timeline, tmp_path / "x.png"), "pipeloom[plot]")
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "word"),
+    [
+        ([[0.0], [0.0, 1.0]], [[1.0], [1.0, 2.0]], "rank 0 has 2 ops"),
+        ([[0.0, 1.0]], [[1.0, 2.0]], "pp=2"),
+        ([[0.0, 5.0], [1.0, 2.0]], [[1.0, 3.0], [2.0, 3.0]], "before it starts"),
+    ],
+)
+def test_measured_times_must_fit(start, end, word, refused):
+    plan = pl.plan("1f1b", pp=2, num_microbatches=1)
+    refused(pl.ConfigError, lambda: plot.measured(plan, start, end), word)
+
+
+@settings(max_examples=20)
+@given(timelines())
+def test_measured_drawings_are_those_of_the_same_times(case):
+    plan, timeline = case
+    ranks = range(plan.pp)
+    drawing = plot.measured(
+        plan, [timeline.start(r) for r in ranks], [timeline.end(r) for r in ranks]
+    )
+    rows = [line for line in plot.grid(drawing).splitlines() if line.startswith("rank")]
+    assert rows == [line for line in plot.grid(timeline).splitlines() if line.startswith("rank")]

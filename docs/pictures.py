@@ -9,35 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pipeloom as pl
-from pipeloom import reference
+from pipeloom import plot
 
 PAGE = Path(__file__).with_name("schedules.md")
 MARKED = re.compile(r"<!-- picture: (\S+)((?: \w+=\w+)+) -->\n```text\n.*?```\n", re.DOTALL)
 
 
 def draw(name: str, **arguments: Any) -> str:
-    """A grid of ranks by time at F = I = W = 1: kind and microbatch, letters of odd chunks small.
-
-    A backward takes two cells, an overlapped pair (with +) three.
-    """
-    plan = pl.plan(name, **arguments)
-    schedule = reference.Schedule.of(plan)
-    timeline = reference.simulate(schedule)
-    chunk_of = [chunk for _, chunk in plan.stages]
-    lines = []
-    for rank, steps in enumerate(schedule.steps):
-        cells = [" ."] * timeline.makespan
-        for step, start, end in zip(steps, timeline.start[rank], timeline.end[rank], strict=True):
-            names = [
-                (op.kind.lower() if chunk_of[op.stage] % 2 else op.kind) + str(op.unit)
-                for op in step
-            ]
-            cells[start:end] = ["=="] * (end - start)
-            cells[start] = names[0]
-            if len(names) == 2:
-                cells[start + 1] = "+" + names[1]
-        lines.append(f"rank {rank} " + " ".join(cell.ljust(2) for cell in cells))
-    return "\n".join(line.rstrip() for line in lines)
+    """What `pipeloom show` prints, at F = I = W = 1, without its legend."""
+    timeline = pl.plan(name, **arguments).simulate(pl.Costs())
+    lines = plot.grid(timeline).splitlines()
+    return "\n".join(line.rstrip() for line in lines if line.startswith(("  time", "rank")))
 
 
 def redraw(page: str) -> str:

@@ -57,6 +57,7 @@ test: dev ## all tests: Rust, then Python (ARGS="-k name" narrows the latter)
 .PHONY: test-deep
 test-deep: dev ## whole grids and long property tests (an hour)
 	PROPTEST_CASES=20000 cargo test --quiet --release
+	cargo test --quiet --release -p pipeloom-core --test families -- --ignored
 	$(TEST_ENV) PIPELOOM_HYPOTHESIS_PROFILE=deep $(BIN)/python -m pytest -q -n 2 --timeout 7200 -m "not gpu" $(ARGS)
 
 .PHONY: bench

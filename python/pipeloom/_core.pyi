@@ -701,6 +701,20 @@ def p2p_order(
         ['recv_prev', 'send_next']
     """
 
+def legal_num_microbatches(
+    schedule: str,
+    *,
+    pp: SupportsIndex,
+    vp: SupportsIndex | None = None,
+    at_least: SupportsIndex,
+    microbatch_group_size: SupportsIndex | None = None,
+    placement: str | None = None,
+    num_seq_pieces: SupportsIndex | None = None,
+    forward_only: bool = False,
+    extra_warmup: SupportsIndex | None = None,
+) -> int:
+    """The smallest number of microbatches that `plan` accepts; see the wrapper."""
+
 def plan_from_saved(text: str, /) -> Plan:
     """The plan of a saved text; pickles call it."""
 

@@ -30,6 +30,13 @@ pub struct RankOps {
 }
 
 impl RankOps {
+    fn unlowered(ops: Vec<Op>) -> Self {
+        Self {
+            ops,
+            ..Self::default()
+        }
+    }
+
     /// The group of the op at `position`.
     pub fn group(&self, position: usize) -> u32 {
         self.groups.get(position).copied().unwrap_or(NO_GROUP)
@@ -71,34 +78,22 @@ impl Plan {
         }
     }
 
-    /// The plan of a family whose rule makes all ranks' orders at once. Only
-    /// [`crate::schedules`] calls it, after the family's constraints.
-    pub(crate) fn whole(
-        family: &'static Family,
-        shape: Shape,
-        params: Params,
-        orders: Vec<Vec<Op>>,
-    ) -> Self {
-        let held = |ops| RankOps {
-            ops,
-            groups: Vec::new(),
-        };
-        let unmarked = Self {
-            orders: Orders::Held(orders.into_iter().map(held).collect()),
-            ..Self::closed(family, shape, params)
-        };
+    /// This plan with the orders that its family's rule makes for all ranks at once. Only
+    /// [`crate::schedules`] calls it.
+    pub(crate) fn with_orders(self, orders: Vec<Vec<Op>>) -> Self {
+        let ranks = orders.into_iter().map(RankOps::unlowered).collect();
+        let orders = Orders::Held(ranks);
+        let unmarked = Self { orders, ..self };
         if unmarked.params.kept_activations.is_none() {
             return unmarked;
         }
-        let marked = unmarked.shape.ranks().map(|rank| {
+        let marked = |rank| {
             let mut held = unmarked.rank_ops(rank);
             unmarked.mark_recomputed(rank, &mut held.ops);
             held
-        });
-        Self {
-            orders: Orders::Held(marked.collect()),
-            ..unmarked
-        }
+        };
+        let orders = Orders::Held(unmarked.shape.ranks().map(marked).collect());
+        Self { orders, ..unmarked }
     }
 
     /// A plan that holds its ops. The caller vouches for them: read plans are checked by
@@ -329,10 +324,7 @@ impl Plan {
             }
         });
         self.mark_recomputed(rank, &mut ops);
-        RankOps {
-            ops,
-            groups: Vec::new(),
-        }
+        RankOps::unlowered(ops)
     }
 
     fn mark_recomputed(&self, rank: Rank, ops: &mut [Op]) {

@@ -40,10 +40,10 @@ pub(super) static V_MIN: Family = Family {
     warmup: None,
 };
 
-/// Three quarters of 1F1B's memory with full backwards.
+/// Two thirds of 1F1B's memory with full backwards.
 pub(super) static V_1F1B: Family = Family {
     name: "v_1f1b",
-    summary: "three quarters of 1F1B's memory with full backwards",
+    summary: "about two thirds of 1F1B's memory with full backwards",
     source: "zero-bubble repository, schedule v1f1b",
     constraints: "vp = 2",
     chunks: Chunks::Exactly(2),
@@ -233,5 +233,55 @@ fn backward_places([f0, f1]: [u32; 2]) -> [u32; 2] {
         3 => [(f0 + 1) % PERIOD, (f1 + 1) % PERIOD],
         1 => [(f1 + 1) % PERIOD, (f1 + 3) % PERIOD],
         _ => [(f0 + 1) % PERIOD, (f0 + 3) % PERIOD],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::schedules::list::{Ends, Time, duration};
+
+    #[test]
+    fn no_two_ops_of_a_rank_meet() {
+        for pp in 1..=200 {
+            let shape = Shape::new(pp, 2, 1, 1, Placement::V).unwrap();
+            let blocks = [
+                Block::split(&shape, v_half),
+                Block::split(&shape, v_min),
+                Block::full(&shape),
+            ];
+            for streams in blocks.iter().flat_map(|block| &block.streams) {
+                let mut taken = [false; PERIOD as usize];
+                for stream in streams {
+                    for step in 0..duration(stream.first.kind) {
+                        let cell = ((stream.cell + step) % PERIOD) as usize;
+                        assert!(!taken[cell], "pp={pp}: {} in {cell}", stream.first);
+                        taken[cell] = true;
+                    }
+                }
+                assert_eq!(taken, [true; PERIOD as usize]);
+            }
+        }
+    }
+
+    #[test]
+    fn ops_stand_after_what_they_wait_for() {
+        for pp in 1..=64 {
+            let shape = Shape::new(pp, 2, 1, 1, Placement::V).unwrap();
+            for block in [
+                Block::split(&shape, v_half),
+                Block::split(&shape, v_min),
+                Block::full(&shape),
+            ] {
+                let mut streams: Vec<&Stream> = block.streams.iter().flatten().collect();
+                streams.sort_by_key(|stream| stream.cell);
+                let mut ends = Ends::new(&shape, Time::Forward);
+                for stream in streams {
+                    let ready = ends.ready(stream.first);
+                    assert!(ready.is_some_and(|ready| ready <= stream.cell), "pp={pp}");
+                    ends.set(stream.first, stream.cell + duration(stream.first.kind));
+                }
+            }
+        }
     }
 }

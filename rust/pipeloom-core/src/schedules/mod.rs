@@ -239,11 +239,12 @@ pub fn family(name: &str) -> Result<&'static Family> {
 /// If an argument is out of range, unknown to the family, or contradicts another.
 pub fn plan(request: &Request) -> Result<Plan> {
     let (family, shape, params) = admit(request)?;
+    let plan = Plan::closed(family, shape, params);
     match family.rule {
-        Rule::Closed(_) => Ok(Plan::closed(family, shape, params)),
+        Rule::Closed(_) => Ok(plan),
         Rule::Whole(orders) => {
-            let orders = orders(&shape, &params)?;
-            Ok(Plan::whole(family, shape, params, orders))
+            let orders = orders(plan.shape(), plan.params())?;
+            Ok(plan.with_orders(orders))
         }
     }
 }

@@ -175,8 +175,7 @@ def lowers(plan: pl.Plan, style: str, prefetch: int = 1) -> None:
     for semantics in lowered.semantics:
         stuck = reference.stuck(after, semantics)
         assert not stuck, f"{style} promises {semantics}, but is stuck at {stuck}"
-    if hasattr(lowered, "check"):  # bound with the checker
-        lowered.check()
+    lowered.check()
 
 
 def _by_slot(ops: list[str]) -> list[list[str]]:

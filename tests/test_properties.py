@@ -8,12 +8,6 @@ import pipeloom as pl
 from pipeloom.testing import invariants, plans, shapes, strategies
 
 
-def bound(*names):
-    """Skips a test whose part of the API is not there yet."""
-    missing = [name for name in names if not hasattr(pl, name) and not hasattr(pl.Plan, name)]
-    return pytest.mark.skipif(bool(missing), reason=f"not bound: {', '.join(missing)}")
-
-
 @given(strategies.arguments())
 def test_refused_exactly_if_it_deadlocks(arguments):
     invariants.refuses_what_deadlocks(arguments)
@@ -83,7 +77,6 @@ def test_lowering(plan, style, prefetch):
     invariants.lowers(plan, style, prefetch)
 
 
-@bound("check")
 @given(st.data())
 def test_broken_plans_are_refused(data):
     whole = plans(max_pp=3, max_microbatches=5)
@@ -92,7 +85,6 @@ def test_broken_plans_are_refused(data):
     invariants.verdict_agrees(mutation)
 
 
-@bound("check")
 @given(st.data())
 def test_broken_transfers_are_refused(data):
     whole = plans(lowered=True, max_pp=3, max_microbatches=5)
@@ -100,7 +92,6 @@ def test_broken_transfers_are_refused(data):
     invariants.verdict_agrees(data.draw(strategies.mutations(plan)))
 
 
-@bound("check")
 def test_a_late_send_is_refused():
     """Each rank's send stands behind what its peer needs it for: a deadlock under buffered too."""
     late = "0RECV_B0,0F0,0B0,0SEND_F0\n1RECV_F0,1F0,1B0,1SEND_B0\n"
@@ -108,20 +99,17 @@ def test_a_late_send_is_refused():
         pl.Plan.from_csv(late)
 
 
-@bound("check")
 @given(plans(lowered=True))
 def test_progress(plan):
     invariants.progress_agrees(plan)
 
 
-@bound("simulate", "Costs")
 @given(st.data())
 def test_times(data):
     plan = data.draw(plans())
     invariants.times_agree(plan, data.draw(strategies.cost_arguments(plan)))
 
 
-@bound("simulate", "Costs")
 @given(st.data())
 def test_dearer_is_later(data):
     plan = data.draw(plans())

@@ -564,36 +564,6 @@ class Report:
         """The plan that was checked."""
 
 @final
-class Violation:
-    """One broken rule of a plan."""
-
-    @property
-    def rule(self) -> str:
-        """Name of the rule."""
-
-    @property
-    def rank(self) -> int:
-        """The rank."""
-
-    @property
-    def position(self) -> int:
-        """Row of the rank's columns; of something missing, one past the last."""
-
-    @property
-    def op(self) -> str:
-        """The op's text."""
-
-    @property
-    def message(self) -> str:
-        """What is wrong; of a deadlock, the cycle, a line for each rank that waits."""
-
-    @property
-    def hint(self) -> str:
-        """How to mend it."""
-
-    def __eq__(self, other: object, /) -> bool: ...
-
-@final
 class Timeline:
     """When each op of a plan runs, in the unit of the costs: ints if those were whole.
 
@@ -700,20 +670,6 @@ def p2p_order(
         >>> pl.p2p_order(1, ["recv_prev", "send_next"])
         ['recv_prev', 'send_next']
     """
-
-def legal_num_microbatches(
-    schedule: str,
-    *,
-    pp: SupportsIndex,
-    vp: SupportsIndex | None = None,
-    at_least: SupportsIndex,
-    microbatch_group_size: SupportsIndex | None = None,
-    placement: str | None = None,
-    num_seq_pieces: SupportsIndex | None = None,
-    forward_only: bool = False,
-    extra_warmup: SupportsIndex | None = None,
-) -> int:
-    """The smallest number of microbatches that `plan` accepts; see the wrapper."""
 
 def plan_from_saved(text: str, /) -> Plan:
     """The plan of a saved text; pickles call it."""

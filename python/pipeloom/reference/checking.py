@@ -100,7 +100,9 @@ def stuck(schedule: Schedule, semantics: str = "buffered") -> list[tuple[int, in
     """
     one_queue, waits = QUEUES[semantics]
     if semantics == "rendezvous":
-        steps = [[(op,) for step in rank for op in step] for rank in schedule.steps]
+        steps: list[list[tuple[Op, ...]]] = [
+            [(op,) for step in rank for op in step] for rank in schedule.steps
+        ]
         schedule = schedule.with_steps(steps)
     run = _Run(schedule, one_queue=one_queue, waits=waits)
     while run.moves():

@@ -35,11 +35,9 @@ def cases(draw: st.DrawFn) -> Case:
         plan = pl.plan(**arguments)
     except pl.PlanError:
         return case
-    if hasattr(plan, "simulate"):
-        case["costs"] = draw(strategies.cost_arguments(plan))
-    if hasattr(plan, "lower"):
-        case["style"] = draw(st.sampled_from(strategies.STYLES))
-        case["prefetch"] = draw(st.integers(1, 3))
+    case["costs"] = draw(strategies.cost_arguments(plan))
+    case["style"] = draw(st.sampled_from(strategies.STYLES))
+    case["prefetch"] = draw(st.integers(1, 3))
     return case
 
 
@@ -61,12 +59,17 @@ def judge(case: Case) -> None:
     invariants.equals_twin(arguments)
     invariants.random_access_agrees(plan)
     invariants.marks_agree(plan)
-    if "costs" in case and not invariants.is_forward_only(arguments):
+    invariants.round_trips(plan)
+    invariants.csv_round_trips(plan)
+    if "costs" in case:
         invariants.times_agree(plan, case["costs"])
         for name in ("forward", "backward_input", "latency"):
             invariants.dearer_is_later(plan, case["costs"], name)
     if "style" in case:
         invariants.lowers(plan, case["style"], case["prefetch"])
+        lowered = plan.lower(case["style"], prefetch=case["prefetch"])
+        invariants.round_trips(lowered)
+        invariants.progress_agrees(lowered)
 
 
 class _Found(Exception):  # noqa: N818 - no error of ours: it carries one

@@ -225,7 +225,7 @@ fn broken_plans_are_refused_with_every_violation() {
     refused(
         "0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0",
         check,
-        &["deadlocks", "`1F1` waits for `0F1`"],
+        &["deadlock", "1F1 waits for 0F1"],
     );
     let error = refused("0F0,0B1\n1F0,1B1", check, &[]);
     assert_eq!(error.violations.len(), 2, "{error}");

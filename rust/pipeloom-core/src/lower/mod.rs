@@ -101,9 +101,3 @@ fn compute_ops(plan: &Plan, rank: Rank) -> Vec<Op> {
     }
     ops
 }
-
-/// Whether the compute order of every rank comes to its end, if sends never wait.
-pub(crate) fn progress(plan: &Plan) -> Result<()> {
-    let orders: Vec<Vec<Op>> = plan.shape().ranks().map(|r| compute_ops(plan, r)).collect();
-    unit_time::ends(plan.shape(), &orders).map(|_| ())
-}

@@ -3,10 +3,10 @@
 
 use std::collections::BTreeMap;
 
-use crate::check::Violation;
+use crate::check::{self, Violation};
 use crate::error::{Error, Result};
 use crate::ids::{Rank, Stage, Unit};
-use crate::lower::{self, Channel};
+use crate::lower::{Channel, Direction};
 use crate::op::{Op, OpKind};
 use crate::plan::Plan;
 
@@ -27,7 +27,7 @@ pub(super) fn require(plan: &Plan) -> Result<()> {
     entry.check();
     let mut found = entry.found;
     if found.is_empty() {
-        return lower::progress(plan);
+        return check::check(plan, None).into_result().map(|_| ());
     }
     found.truncate(MOST);
     let shown: Vec<String> = found
@@ -311,8 +311,8 @@ impl Entry<'_> {
                 .zip(&receives)
                 .position(|(&(_, sent), &(_, received))| {
                     let target = match channel.direction {
-                        lower::Direction::Forward => plan.shape().next(sent.stage),
-                        lower::Direction::Backward => plan.shape().previous(sent.stage),
+                        Direction::Forward => plan.shape().next(sent.stage),
+                        Direction::Backward => plan.shape().previous(sent.stage),
                     };
                     target != Some(received.stage) || sent.unit != received.unit
                 });

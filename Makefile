@@ -78,7 +78,7 @@ lint: dev ## formatting, clippy, ruff, types, the stub
 	$(BIN)/ruff format --check --quiet python tests benches examples
 	$(BIN)/ruff check --quiet python tests benches examples
 	$(BIN)/mypy
-	cd python && ../$(BIN)/python -m mypy.stubtest --allowlist ../tests/stubtest_allowlist.txt pipeloom._core
+	cd python && ../$(BIN)/python -m mypy.stubtest pipeloom._core
 
 .PHONY: all
 all: lint test ## lint, then test

@@ -1,4 +1,4 @@
-"""Plan a step, prove it, predict it, export it. Needs numpy alone: `python examples/quickstart.py`."""
+"""Plan a step, prove it, predict it, export it. Needs numpy alone."""
 
 import tempfile
 from pathlib import Path
@@ -25,9 +25,8 @@ def main() -> None:
     for schedule in ("gpipe", "1f1b", "zb_h1"):
         timeline = pl.plan(schedule, pp=4, num_microbatches=8).simulate(costs)
         peak = max(timeline.peak_memory(rank) for rank in range(4))
-        print(
-            f"{schedule:6} makespan {timeline.makespan}  bubble {timeline.bubble_ratio:.1%}  peak {peak}"
-        )
+        bubble = f"{timeline.bubble_ratio:.1%}"
+        print(f"{schedule:6} makespan {timeline.makespan}  bubble {bubble}  peak {peak}")
 
     # PyTorch reads the CSV; so do we.
     with tempfile.TemporaryDirectory() as folder:

@@ -249,18 +249,26 @@ pub fn plan(request: &Request) -> Result<Plan> {
     }
 }
 
+/// Beyond so many ranks, or microbatches a group, [`legal_num_microbatches`] does not search.
+const LONGEST_PERIOD: u32 = 1 << 13;
+
 /// The smallest number of microbatches, from the request's own on, that [`plan`] accepts.
 ///
 /// # Errors
-/// If no number is accepted: the error that the request itself meets.
+/// If no number is accepted, or the request is too large to search: the error that the request
+/// itself meets, whose hint says what it needs.
 pub fn legal_num_microbatches(request: &Request) -> Result<u32> {
     let Err(refusal) = admit(request) else {
         return Ok(request.num_microbatches);
     };
     // Constraints repeat with the ranks, the two directions or the group size.
     let group = request.microbatch_group_size.unwrap_or(0);
+    let period = request.pp.max(group);
+    if period > LONGEST_PERIOD {
+        return Err(refusal);
+    }
     let least = request.num_microbatches.max(group);
-    let most = least.saturating_add(request.pp.max(group).saturating_mul(2));
+    let most = least.saturating_add(2 * period);
     let accepts = |&m: &u32| {
         admit(&Request {
             num_microbatches: m,

@@ -121,7 +121,7 @@ def legal_num_microbatches(
     microbatch_group_size: SupportsIndex | None = None,
     placement: str | None = None,
     num_seq_pieces: SupportsIndex | None = None,
-    forward_only: bool = False,
+    forward_only: bool | None = None,
     extra_warmup: SupportsIndex | None = None,
 ) -> int:
     """The smallest number of microbatches that `plan` accepts; see `pipeloom`'s own."""

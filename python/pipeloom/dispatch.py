@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING, Protocol, TypedDict
 
 from pipeloom._core import ConfigError
@@ -99,12 +100,16 @@ def get_forward_backward_func(
 
 
 def _check_size(name: str, size: int) -> None:
-    if isinstance(size, bool) or not hasattr(size, "__index__"):
+    try:
+        whole = None if isinstance(size, bool) else operator.index(size)
+    except TypeError:
+        whole = None
+    if whole is None:
         kind = type(size).__name__
         raise TypeError(
             f"{name} must be an integer, but got {size!r} of type {kind}\nhint: give {name} as int"
         )
-    if size < 1:
+    if whole < 1:
         raise ConfigError(
             f"{name}={size} is out of range: it must be at least 1\n"
             f"hint: leave {name} out if there is no such split"

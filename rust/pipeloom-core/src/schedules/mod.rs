@@ -243,10 +243,36 @@ pub fn plan(request: &Request) -> Result<Plan> {
     match family.rule {
         Rule::Closed(_) => Ok(plan),
         Rule::Whole(orders) => {
+            refuse_too_large(family, plan.shape())?;
             let orders = orders(plan.shape(), plan.params())?;
             Ok(plan.with_orders(orders))
         }
     }
+}
+
+/// Limits of the families that compute all ranks together, step by step: seconds and some
+/// hundred megabytes.
+const MOST_STAGES: u64 = 1 << 12;
+const MOST_FORWARDS: u64 = 1 << 23;
+
+fn refuse_too_large(family: &Family, shape: &Shape) -> Result<()> {
+    let (pp, m) = (shape.pp(), shape.num_microbatches());
+    let vp = shape.vp();
+    let stages = u64::from(pp) * u64::from(vp);
+    let (what, limit) = if stages > MOST_STAGES {
+        (format!("pp={pp} times vp={vp}"), MOST_STAGES)
+    } else if stages * u64::from(shape.num_units()) > MOST_FORWARDS {
+        (format!("num_microbatches={m}"), MOST_FORWARDS / stages)
+    } else {
+        return Ok(());
+    };
+    Err(Error::config(
+        format!(
+            "{what} is too large for {}, which computes all ranks together: at most {limit}",
+            family.name
+        ),
+        "lower it, or use a schedule in closed form, such as \"zb_v\"",
+    ))
 }
 
 /// Beyond so many ranks, or microbatches a group, [`legal_num_microbatches`] does not search.

@@ -15,8 +15,8 @@ def plans_of(name):
     """Small plans of a family: one for every (pp, vp, m) of a grid that it accepts."""
     found = []
     for pp in (1, 2, 3, 4):
-        for vp in (1, 2, 3, 4):
-            for m in (1, 4, 5, 8):
+        for vp in (1, 2, 3, 4) if pp == 2 else (1, 2):
+            for m in (1, 4, 7, 8):
                 try:
                     found.append(pl.plan(name, pp=pp, vp=vp, num_microbatches=m))
                 except pl.PlanError:
@@ -66,10 +66,8 @@ def test_recomputed(tools, name):
     assert sum(stage.calls for stage in stages) == 2 * forwards
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in TRAINED if name != "no_pipelining"])
 def test_a_plan_read_from_csv_runs_as_its_family_does(tools, name):
-    if name in ("seq1f1b", "forward_only", "no_pipelining"):
-        pytest.skip("no training plan of whole microbatches over several ranks")
     plan = next(plan for plan in plans_of(name) if plan.pp > 1)
     read = pl.Plan.from_csv(plan.to_csv(None))
     run(tools, read, shared=False)
@@ -166,16 +164,11 @@ def test_one_process_a_rank(tools, launch, pp, name, vp, m):
 
     outcomes = launch.values(launch(pp, body, sockets=pp != 2))
     places = list(plan.stages)
-    scale = 1.0 / sum(target.numel() for target in targets)
     by_rank = {rank: losses for rank, (losses, _, _) in enumerate(outcomes)}
     holders = {places[last][0] for last in range(per_replica - 1, plan.num_stages, per_replica)}
     assert {rank for rank, losses in by_rank.items() if losses[0] is not None} == holders
-    if len(holders) == 1:
-        assert torch.equal(by_rank[holders.pop()][0], expected)
-    else:
-        halves = sum(by_rank[rank][0] for rank in holders)
-        torch.testing.assert_close(halves, expected, rtol=1e-6, atol=0)
-    assert scale > 0
+    for holder in holders:
+        assert torch.equal(by_rank[holder][0], expected)
     for rank, (_, gradients, mine) in enumerate(outcomes):
         assert mine == pytest.approx(float(norm), rel=1e-5)
         for chunk, values in enumerate(gradients):

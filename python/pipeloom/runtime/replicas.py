@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from pipeloom.runtime.errors import PipelineError, with_hint
 from pipeloom.runtime.gradients import TiedWeight
 
@@ -13,8 +15,10 @@ if TYPE_CHECKING:
     from torch import nn
 
     from pipeloom import Plan
+    from pipeloom.runtime.executor import RankExecutor
+    from pipeloom.runtime.transport import Transport
 
-__all__ = ["replica_weights"]
+__all__ = ["replica_weights", "share_losses"]
 
 
 def replica_weights(plan: Plan, chunks: Mapping[int, Sequence[nn.Module]]) -> list[TiedWeight]:
@@ -57,3 +61,30 @@ def replica_weights(plan: Plan, chunks: Mapping[int, Sequence[nn.Module]]) -> li
             owners = {rank: parameters[number] for rank, parameters in own.items()}
             weights.append(TiedWeight(owners, ranks))
     return weights
+
+
+def share_losses(plan: Plan, transport: Transport, executors: Sequence[RankExecutor]) -> None:
+    """Give every rank that ends a replica all microbatches' losses, where ranks are processes.
+
+    Args:
+        plan: The plan that was run.
+        transport: The pipeline's.
+        executors: This process's ranks, at the end of their programs.
+    """
+    per_replica = plan.num_stages // plan.num_replicas
+    ends = sorted(rank for rank, _ in list(plan.stages)[per_replica - 1 :: per_replica])
+    if len(ends) == 1 or len(transport.local_ranks) == plan.pp:
+        return
+    for executor in executors:
+        if executor.rank not in ends or not executor.losses:
+            continue
+        one = next(iter(executor.losses.values()))
+        # Zeros are added: in float64 every loss comes through unchanged.
+        table = torch.zeros(plan.num_microbatches, 2, dtype=torch.float64, device=one.device)
+        for microbatch, loss in executor.losses.items():
+            table[microbatch, 0] = loss.reshape(())
+            table[microbatch, 1] = executor.num_tokens[microbatch]
+        transport.all_reduce({executor.rank: table}, ends)
+        for microbatch, (loss, num_tokens) in enumerate(table):
+            executor.losses[microbatch] = loss.to(one.dtype).reshape(one.shape)
+            executor.num_tokens[microbatch] = int(num_tokens)

@@ -11,7 +11,7 @@ from pipeloom.runtime.agreement import versions
 from pipeloom.runtime.errors import PipelineError, with_hint
 from pipeloom.runtime.executor import Event, ForwardFn, RankExecutor, StepOptions
 from pipeloom.runtime.gradients import GradientStash, reduce_tied_gradients
-from pipeloom.runtime.replicas import replica_weights
+from pipeloom.runtime.replicas import replica_weights, share_losses
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -131,6 +131,7 @@ def run_step(
             loss_scale = _counted_scale(transport, executors, data_parallel_group)
         if count:
             stash.scale(loss_scale)
+    share_losses(compiled.plan, transport, executors)
     return _collect(executors, loss_scale)
 
 

@@ -138,6 +138,7 @@ class SplitBackward:
             gradients: Gradients of the outputs, or the loss's seed.
         """
         edges, gradients, inputs = self._edges, tuple(gradients), self._inputs
+        self._inputs = ()  # what `W` does not need goes now
         if not edges:
             return
         cuts = None
@@ -180,7 +181,7 @@ class SplitBackward:
                     edges, gradients, False, False, tuple(parameters),
                     allow_unreachable=True, accumulate_grad=True,
                 )  # fmt: skip
-        self._edges = self._gradients = self._inputs = ()
+        self._edges = self._gradients = ()
         self._parts = []
 
 

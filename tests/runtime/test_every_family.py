@@ -54,7 +54,7 @@ def test_equal_to_one_process(tools, name):
 @pytest.mark.parametrize("name", [name for name in TRAINED if name != "no_pipelining"])
 def test_recomputed(tools, name):
     """With every forward recomputed, each runs twice and no more."""
-    plan = [plan for plan in plans_of(name) if plan.pp > 1 and plan.num_microbatches > 1][0]
+    plan = next(plan for plan in plans_of(name) if plan.pp > 1 and plan.num_microbatches > 1)
     plan = pl.plan(
         name, pp=plan.pp, vp=plan.vp, num_microbatches=plan.num_microbatches, **{MASK: 0}
     )

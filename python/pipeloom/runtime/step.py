@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pipeloom.runtime.agreement import versions
+from pipeloom.runtime.data_parallel import ChunkReduction
 from pipeloom.runtime.errors import PipelineError, with_hint
 from pipeloom.runtime.executor import Event, ForwardFn, RankExecutor, StepOptions
 from pipeloom.runtime.gradients import GradientStash, reduce_tied_gradients
 from pipeloom.runtime.replicas import replica_weights, share_losses
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import Tensor
     from torch.distributed import ProcessGroup
@@ -116,16 +118,21 @@ def run_step(
         )
     transport.open(compiled.channels)
     count = training and loss_scale is None
+    models = models or {}
+    copies = replica_weights(compiled.plan, models) if training and models else []
+    reduction = ChunkReduction(models if training else {})
+    options = dataclasses.replace(
+        options, on_gradients_ready=_chain(reduction.chunk_ready, options.on_gradients_ready)
+    )
     executors = [
         RankExecutor(program, transport, forwards[rank], options, training=training)
         for rank, program in compiled.programs.items()
     ]
-    models = models or {}
-    copies = replica_weights(compiled.plan, models) if training and models else []
-    parameters = [p for chunks in models.values() for chunk in chunks for p in chunk.parameters()]
-    stash = GradientStash(parameters if count or copies else ())
+    everything = [p for chunks in models.values() for chunk in chunks for p in chunk.parameters()]
+    stash = GradientStash(everything if count or copies else reduction.parameters)
     with stash, torch.set_grad_enabled(training):
-        transport.drive(executors)
+        with reduction:
+            transport.drive(executors)
         reduce_tied_gradients(copies, transport)
         if loss_scale is None:
             loss_scale = _counted_scale(transport, executors, data_parallel_group)
@@ -133,6 +140,17 @@ def run_step(
             stash.scale(loss_scale)
     share_losses(compiled.plan, transport, executors)
     return _collect(executors, loss_scale)
+
+
+def _chain(
+    first: Callable[[int, int], None], second: Callable[[int, int], None] | None
+) -> Callable[[int, int], None]:
+    def both(rank: int, chunk: int) -> None:
+        first(rank, chunk)
+        if second is not None:
+            second(rank, chunk)
+
+    return both
 
 
 def _counted_scale(

@@ -23,7 +23,9 @@ from pipeloom.runtime import Pipeline, TiedWeight, reduce_tied_gradients
 class Gpt2Chunk(nn.Module):
     """Some consecutive blocks of a GPT-2, with the embedding or the output layer at its ends."""
 
-    def __init__(self, model: GPT2LMHeadModel, layers: list[int], *, first: bool, last: bool) -> None:
+    def __init__(
+        self, model: GPT2LMHeadModel, layers: list[int], *, first: bool, last: bool
+    ) -> None:
         super().__init__()
         gpt = model.transformer
         self.tokens, self.positions = (gpt.wte, gpt.wpe) if first else (None, None)

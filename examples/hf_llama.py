@@ -25,7 +25,9 @@ IGNORED = -100  # label of padding
 class LlamaChunk(nn.Module):
     """Some consecutive layers of a Llama, with the embedding or the output layer at its ends."""
 
-    def __init__(self, model: LlamaForCausalLM, layers: list[int], *, first: bool, last: bool) -> None:
+    def __init__(
+        self, model: LlamaForCausalLM, layers: list[int], *, first: bool, last: bool
+    ) -> None:
         super().__init__()
         llama = model.model
         self.embedding = llama.embed_tokens if first else None

@@ -1,4 +1,4 @@
-"""The examples run, and Hugging Face models split by them equal the whole ones."""
+"""Every example runs, and Hugging Face models split by them equal the whole ones."""
 
 import importlib.util
 import subprocess
@@ -23,6 +23,23 @@ def load(name):
 
 def need_transformers():
     pytest.importorskip("transformers", reason="transformers (extra hf) is not installed")
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
+def test_example_runs(path, tmp_path):
+    """As its own process, and without a word on stderr."""
+    if path.stem.startswith("hf"):
+        need_transformers()
+    done = subprocess.run(
+        [sys.executable, "-W", "error", path],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
 
 
 def test_two_modules_learn(capsys):

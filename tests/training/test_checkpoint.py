@@ -10,7 +10,6 @@ from pipeloom.model import GPTModel, TransformerConfig
 from pipeloom.training import checkpoint
 from pipeloom.training.arguments import TrainingArguments
 from pipeloom.training.checkpoint import (
-    Processes,
     TrainState,
     claim_run_folder,
     load_checkpoint,
@@ -19,6 +18,7 @@ from pipeloom.training.checkpoint import (
     save_checkpoint,
 )
 from pipeloom.training.errors import CheckpointError
+from pipeloom.training.processes import Processes
 from pipeloom.training.setup import make_optimizer
 
 

@@ -13,7 +13,6 @@ import torch
 
 import pipeloom as pl
 from pipeloom.training import command
-from pipeloom.training.arguments import add_train_arguments
 from pipeloom.training.checkpoint import resolve_checkpoint
 from pipeloom.training.command import run_train
 from pipeloom.training.errors import CheckpointError
@@ -24,6 +23,7 @@ from pipeloom.training.generate import (
     run_generate,
     sample_tokens,
 )
+from pipeloom.training.options import add_train_arguments
 
 SMALL = (
     *("--num-layers", "4", "--hidden-size", "32", "--num-attention-heads", "2"),
@@ -141,7 +141,7 @@ def test_without_torch_the_error_has_the_line_that_installs_it(monkeypatch):
 
 SCRIPT = """
 import argparse, sys
-from pipeloom.training.arguments import add_train_arguments
+from pipeloom.training.options import add_train_arguments
 from pipeloom.training.command import run_train
 parser = argparse.ArgumentParser()
 add_train_arguments(parser)

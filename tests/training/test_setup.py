@@ -12,9 +12,10 @@ import torch
 
 import pipeloom as pl
 from pipeloom.model import GPTModel, TransformerConfig
-from pipeloom.training.arguments import TrainingArguments, add_train_arguments, arguments_from
+from pipeloom.training.arguments import TrainingArguments
 from pipeloom.training.log import RunLog, StepRecord, read_losses
 from pipeloom.training.measure import busiest, side_by_side
+from pipeloom.training.options import add_train_arguments, arguments_from
 from pipeloom.training.setup import OptimizerParamScheduler, make_optimizer, parameters_of
 
 
@@ -198,7 +199,7 @@ def test_ranks_that_took_turns_are_timed_side_by_side(schedule, shape, makespan)
 def test_options_are_added_without_torch():
     code = (
         "import argparse, sys\n"
-        "from pipeloom.training.arguments import add_train_arguments, arguments_from\n"
+        "from pipeloom.training.options import add_train_arguments, arguments_from\n"
         "from pipeloom.training.generate import add_generate_arguments\n"
         "import pipeloom.training.command, pipeloom.training.corpus\n"
         "parser = argparse.ArgumentParser()\n"

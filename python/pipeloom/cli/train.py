@@ -19,7 +19,7 @@ EXAMPLES = """\
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    from pipeloom.training.arguments import add_train_arguments
+    from pipeloom.training.options import add_train_arguments
 
     add_train_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print the result as JSON")

@@ -105,6 +105,7 @@ def test_a_checkpoint_that_is_not_there_is_named(tmp_path):
         run_generate(parse(add_generate_arguments, *words))
 
 
+@pytest.mark.usefixtures("curves")
 def test_the_end_of_a_run_says_where_everything_is(text, tmp_path, capsys):
     words = (*SMALL, "--data", str(text), "--steps", "2", "--out", str(tmp_path / "run"))
     assert run_train(parse(add_train_arguments, *words)) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from pipeloom.cli.interrupt import keep_on_interrupt
@@ -13,7 +14,11 @@ __all__ = ["EXAMPLES", "add_arguments", "run"]
 
 EXAMPLES = """\
   pipeloom train
-  pipeloom train --help
+  pipeloom train --schedule zb_v --pp 4 --steps 50 --data README.md docs
+  pipeloom train --config run.toml --lr 1e-3 --dtype bfloat16
+  pipeloom train --resume runs/train-1 --steps 300 --pp 4 --schedule 1f1b
+  torchrun --nproc-per-node 2 --module pipeloom train
+  torchrun --nproc-per-node 4 --module pipeloom train --dp 2
 """
 
 
@@ -29,5 +34,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Train; a Ctrl-C keeps the checkpoint."""
     from pipeloom.training.command import run_train
 
-    keep_on_interrupt()
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        # Alone, a run saves where it stands. One of several can't, and may sit in a wait for peers
+        # that no signal reaches, so it ends as other commands do; its last checkpoint is whole.
+        keep_on_interrupt()
     return run_train(arguments)

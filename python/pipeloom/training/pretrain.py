@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from pipeloom.training import artifacts, checkpoint
+from pipeloom.training.errors import CheckpointError
 from pipeloom.training.log import RunLog, StepRecord, read_losses
 from pipeloom.training.session import open_session
 from pipeloom.training.setup import parameters_of
@@ -122,9 +123,15 @@ def _keep(trainer: Trainer, folder: Path) -> Path | None:
     if saved or trainer.step == 0 or not trainer.is_whole or trainer.session.processes.count > 1:
         return last
     # A second Ctrl-C ends the process at once; what is half written then is not a checkpoint.
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-    return trainer.save(folder)
+    is_main = threading.current_thread() is threading.main_thread()
+    usual = signal.signal(signal.SIGINT, signal.SIG_DFL) if is_main else None
+    try:
+        return trainer.save(folder)
+    except (KeyboardInterrupt, CheckpointError):
+        return last
+    finally:
+        if is_main:
+            signal.signal(signal.SIGINT, usual)
 
 
 def _train(trainer: Trainer, folder: Path) -> TrainingResult:

@@ -167,7 +167,7 @@ DIFFERENCES = [
     ({"micro_batch_size": 1}, "micro_batch_size: rank 0 has 2; rank 1 has 1"),
     ({"dtype": "bfloat16"}, "dtype: rank 0 has 'float32'; rank 1 has 'bfloat16'"),
     ({"seed": 7}, "seed: rank 0 has 1234; rank 1 has 7"),
-    ({"lr": 0.01}, "lr: rank 0 has 0.002; rank 1 has 0.01"),
+    ({"lr": 0.01}, "lr: rank 0 has 0.006; rank 1 has 0.01"),
     ({"recompute": True}, "recompute: rank 0 has False; rank 1 has True"),
     ({"p2p": "fifo"}, "p2p: rank 0 has 'auto'; rank 1 has 'fifo'"),
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING
 
 from pipeloom.cli.interrupt import keep_on_interrupt
@@ -32,10 +33,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train; a Ctrl-C keeps the checkpoint."""
-    from pipeloom.training.command import run_train
+    from pipeloom.training.command import INTERRUPTED, run_train
 
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         # Alone, a run saves where it stands. One of several can't, and may sit in a wait for peers
         # that no signal reaches, so it ends as other commands do; its last checkpoint is whole.
         keep_on_interrupt()
-    return run_train(arguments)
+    status = run_train(arguments)
+    if status == INTERRUPTED:
+        # All is written; taking torch and its threads down would take another second.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    return status

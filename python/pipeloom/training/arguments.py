@@ -47,7 +47,7 @@ class TrainingArguments:
 
     # Model
     num_layers: int = _option(8, "transformer layers")
-    hidden_size: int = _option(128, "width of the hidden states")
+    hidden_size: int = _option(64, "width of the hidden states")
     num_attention_heads: int = _option(4, "attention heads")
     ffn_hidden_size: int | None = _option(None, "width inside the MLP (default 4 x hidden)")
     normalization: Literal["RMSNorm", "LayerNorm"] = _option("RMSNorm", "normalization")
@@ -65,9 +65,9 @@ class TrainingArguments:
     num_microbatches: int = _option(8, "microbatches of a step of one pipeline")
 
     # Optimizer
-    steps: int = _option(160, "optimizer steps in all, those before a resume included")
-    lr: float = _option(2e-3, "highest learning rate")
-    min_lr: float = _option(2e-4, "learning rate after the decay")
+    steps: int = _option(240, "optimizer steps in all, those before a resume included")
+    lr: float = _option(6e-3, "highest learning rate")
+    min_lr: float = _option(3e-4, "learning rate after the decay")
     lr_warmup_steps: int = _option(20, "steps of linear warm-up")
     lr_decay_steps: int | None = _option(
         None, "step at which min_lr is reached (default: steps, of the first run if resumed)"

@@ -601,6 +601,21 @@ class Timeline:
     def bubble(self, rank: SupportsIndex, /) -> float:
         """1 - the rank's work / makespan."""
 
+    def bubble_parts(self, rank: SupportsIndex, /) -> dict[str, float]:
+        """The rank's idle time by what it waits for; the parts add up to makespan - work.
+
+        Returns:
+            `warmup`: before its first backward. `steady`: from there to its last forward.
+            `cooldown`: behind both, until the last rank ends. In these three what the rank needs
+            has not been computed yet. `transfer`: it has been, but is on its way, or a transfer
+            blocks the program.
+
+        Examples:
+            >>> timeline = pl.plan("1f1b", pp=2, num_microbatches=1).simulate(pl.Costs(latency=3))
+            >>> timeline.bubble_parts(0)
+            {'warmup': 6, 'steady': 0, 'cooldown': 0, 'transfer': 3}
+        """
+
     def work(self, rank: SupportsIndex, /) -> float:
         """Time that the rank computes."""
 
@@ -620,7 +635,8 @@ class Timeline:
     def critical_path(self) -> list[tuple[int, int]]:
         """A chain of ops from the first start to the last end, as (rank, row of its columns).
 
-        Each starts when the one before it, and its message, lets it.
+        Each starts when the one before it, and its message, lets it. With `link_contention` an op
+        that waited for a busy link follows the op whose message found that link free.
         """
 
     @property

@@ -81,7 +81,9 @@ def run(arguments: argparse.Namespace) -> int:
         ("gap", f"{timeline.gap:.1%}", "of the makespan above the lower bound"),
     ]
     print(options.table(facts, right=[1]))
-    ranks = [("RANK", "BUBBLE", "WARM-UP", "STEADY", "COOL-DOWN", "TRANSFER", "PEAK MEMORY")]
+    ranks: list[tuple[str, ...]] = [
+        ("RANK", "BUBBLE", "WARM-UP", "STEADY", "COOL-DOWN", "TRANSFER", "PEAK MEMORY")
+    ]
     for rank in range(plan.pp):
         parts = [f"{part:g}" for part in timeline.bubble_parts(rank).values()]
         bubble = f"{timeline.bubble(rank):.1%}"

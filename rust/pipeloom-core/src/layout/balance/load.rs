@@ -87,12 +87,13 @@ impl Layout {
         }
         let share = self.sums(weights).1.iter().sum::<f64>() / f64::from(self.pp());
         let _ = write!(why, "; an equal share of all is {share}");
-        why.push_str(&match best {
-            None => "; no split that fits the memory was found".to_owned(),
-            Some((best, true)) if best >= cost => "; no split does better".to_owned(),
-            Some((best, false)) if best >= cost => "; no better split was found".to_owned(),
-            Some((best, _)) => format!("; Layout.balanced comes to {best}"),
-        });
+        let verdict = match best {
+            None => "no split that fits the memory was found".to_owned(),
+            Some((best, true)) if best >= cost => "no split does better".to_owned(),
+            Some((best, false)) if best >= cost => "no better split was found".to_owned(),
+            Some((best, _)) => format!("Layout.balanced comes to {best}"),
+        };
+        let _ = write!(why, "; {verdict}");
         why
     }
 }

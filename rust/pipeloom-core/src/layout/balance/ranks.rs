@@ -156,7 +156,9 @@ impl<'a> Search<'a> {
         let pp = problem.limits.len();
         let mut last = vec![0; pp];
         for (stage, owners) in problem.owners.iter().enumerate() {
-            owners.iter().for_each(|&rank| last[rank] = stage);
+            for &rank in owners {
+                last[rank] = stage;
+            }
         }
         Self {
             problem,

@@ -301,6 +301,14 @@ pub(crate) fn floats(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Vec<f64>>
     items.iter().enumerate().map(one).collect()
 }
 
+/// One number, or a list of them.
+pub(crate) fn one_or_several(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Vec<f64>> {
+    match items(value) {
+        None => Ok(vec![float(name, value)?]),
+        Some(_) => floats(name, value),
+    }
+}
+
 /// The items of a list, tuple or array; none for a number.
 fn items<'py>(value: &Bound<'py, PyAny>) -> Option<Vec<Bound<'py, PyAny>>> {
     if value.is_instance_of::<PyString>()

@@ -1,7 +1,6 @@
 //! Class `Layout`.
 
 use pipeloom_core::ids::{Chunk, Rank};
-use pipeloom_core::layout::balance::Weights;
 use pipeloom_core::layout::megatron::Megatron;
 use pipeloom_core::layout::rules::Expected;
 use pipeloom_core::layout::{Layout as Core, StageContent};
@@ -11,9 +10,9 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyString};
 
 use crate::convert::{self, Value, optional};
-use crate::costs;
 use crate::detach::detach;
 use crate::error::to_py;
+use crate::load::{Given, Load};
 
 /// Which layers each chunk of each rank builds.
 #[pyclass(frozen, eq, hash, module = "pipeloom._core")]
@@ -164,12 +163,16 @@ impl Layout {
         detach(py, || split.layout()).map(Self)
     }
 
-    /// The split whose heaviest stage is as light as can be; of several the most even one.
+    /// The split whose busiest rank has as little as can be, then its slowest stage.
     #[staticmethod]
     #[pyo3(signature = (layer_costs, *, pp, vp=None, embedding_cost=None, loss_cost=None,
-        no_cut_after=None, placement=None),
+        mtp_costs=None, no_cut_after=None, allow_empty=None, memory_limit=None,
+        layer_memory=None, embedding_memory=None, loss_memory=None, mtp_memory=None,
+        placement=None),
         text_signature = "(layer_costs, *, pp, vp=None, embedding_cost=0.0, loss_cost=0.0, \
-        no_cut_after=(), placement='loop')")]
+        mtp_costs=(), no_cut_after=(), allow_empty=False, memory_limit=None, \
+        layer_memory=None, embedding_memory=0.0, loss_memory=0.0, mtp_memory=None, \
+        placement='loop')")]
     #[allow(clippy::too_many_arguments)] // the public signature
     fn balanced(
         py: Python<'_>,
@@ -178,19 +181,73 @@ impl Layout {
         vp: Option<Value<'_, '_>>,
         embedding_cost: Option<Value<'_, '_>>,
         loss_cost: Option<Value<'_, '_>>,
+        mtp_costs: Option<Value<'_, '_>>,
         no_cut_after: Option<Value<'_, '_>>,
+        allow_empty: Option<Value<'_, '_>>,
+        memory_limit: Option<Value<'_, '_>>,
+        layer_memory: Option<Value<'_, '_>>,
+        embedding_memory: Option<Value<'_, '_>>,
+        loss_memory: Option<Value<'_, '_>>,
+        mtp_memory: Option<Value<'_, '_>>,
         placement: Option<Value<'_, '_>>,
     ) -> PyResult<Self> {
         let (pp, vp) = (convert::count("pp", pp)?, optional("vp", vp, 1)?);
         let (vp, placement) = (vp.unwrap_or(1), named(placement)?);
-        let weights = Weights {
-            layers: costs::floats("layer_costs", layer_costs)?,
-            embedding: embedding_cost
-                .map_or(Ok(0.0), |cost| costs::float("embedding_cost", cost))?,
-            loss: loss_cost.map_or(Ok(0.0), |cost| costs::float("loss_cost", cost))?,
-            no_cut_after: no_cut_after.map_or(Ok(Vec::new()), layer_numbers)?,
+        let given = Given {
+            layer_costs,
+            embedding_cost,
+            loss_cost,
+            mtp_costs,
+            no_cut_after,
+            allow_empty,
+            memory_limit,
+            layer_memory,
+            embedding_memory,
+            loss_memory,
+            mtp_memory,
         };
+        let weights = given.weights()?;
         detach(py, || Core::balanced(&weights, pp, vp, placement)).map(Self)
+    }
+
+    /// What this layout comes to at given costs, and why.
+    #[pyo3(signature = (layer_costs, *, embedding_cost=None, loss_cost=None, mtp_costs=None,
+        no_cut_after=None, allow_empty=None, memory_limit=None, layer_memory=None,
+        embedding_memory=None, loss_memory=None, mtp_memory=None),
+        text_signature = "($self, layer_costs, *, embedding_cost=0.0, loss_cost=0.0, \
+        mtp_costs=(), no_cut_after=(), allow_empty=False, memory_limit=None, \
+        layer_memory=None, embedding_memory=0.0, loss_memory=0.0, mtp_memory=None)")]
+    #[allow(clippy::too_many_arguments)] // those of `balanced`
+    fn load(
+        &self,
+        py: Python<'_>,
+        layer_costs: Value<'_, '_>,
+        embedding_cost: Option<Value<'_, '_>>,
+        loss_cost: Option<Value<'_, '_>>,
+        mtp_costs: Option<Value<'_, '_>>,
+        no_cut_after: Option<Value<'_, '_>>,
+        allow_empty: Option<Value<'_, '_>>,
+        memory_limit: Option<Value<'_, '_>>,
+        layer_memory: Option<Value<'_, '_>>,
+        embedding_memory: Option<Value<'_, '_>>,
+        loss_memory: Option<Value<'_, '_>>,
+        mtp_memory: Option<Value<'_, '_>>,
+    ) -> PyResult<Load> {
+        let given = Given {
+            layer_costs,
+            embedding_cost,
+            loss_cost,
+            mtp_costs,
+            no_cut_after,
+            allow_empty,
+            memory_limit,
+            layer_memory,
+            embedding_memory,
+            loss_memory,
+            mtp_memory,
+        };
+        let weights = given.weights()?;
+        detach(py, || self.0.load(&weights)).map(Load)
     }
 
     /// From the number of layers of each chunk of each rank: `counts[rank][chunk]`.
@@ -342,15 +399,6 @@ fn place(rank: Value<'_, '_>, vp_stage: Option<Value<'_, '_>>) -> PyResult<(Rank
     Ok((convert::rank(rank)?, chunk))
 }
 
-/// The numbers of layers, from 1.
-fn layer_numbers(layers: Value<'_, '_>) -> PyResult<Vec<u32>> {
-    let what = "no_cut_after must be a list of layer numbers";
-    let layers = items(layers, what)?.into_iter().enumerate();
-    layers
-        .map(|(at, layer)| convert::count(&format!("no_cut_after[{at}]"), &layer))
-        .collect()
-}
-
 /// `counts[rank][chunk]`, or `counts[rank]` for one chunk a rank.
 fn count_lists(counts: Value<'_, '_>) -> PyResult<Vec<Vec<u32>>> {
     let whole = "counts must be a list with a list (or a number) for each rank";
@@ -397,7 +445,10 @@ fn name_lists(names: Value<'_, '_>) -> PyResult<Vec<Vec<String>>> {
 }
 
 /// The items of any iterable but a string or a dict.
-fn items<'py>(value: &Bound<'py, PyAny>, what: &str) -> PyResult<Vec<Bound<'py, PyAny>>> {
+pub(crate) fn items<'py>(
+    value: &Bound<'py, PyAny>,
+    what: &str,
+) -> PyResult<Vec<Bound<'py, PyAny>>> {
     let wrong = || PyTypeError::new_err(format!("{what}\nhint: for a text use Layout.from_string"));
     if value.is_instance_of::<PyString>()
         || value.is_instance_of::<PyBytes>()

@@ -1,0 +1,134 @@
+//! What a layout comes to at given weights, and the weights as Python gives them.
+
+use pipeloom_core::error::Error;
+use pipeloom_core::layout::balance::{Load as Core, Memory, Weights};
+use pyo3::prelude::*;
+
+use crate::convert::{self, Value};
+use crate::costs::{float, floats, one_or_several};
+use crate::error::to_py;
+use crate::layout::items;
+
+/// The cost of each part of a layout, in the caller's unit.
+#[pyclass(frozen, module = "pipeloom._core")]
+pub(crate) struct Load(pub(crate) Core);
+
+#[pymethods]
+impl Load {
+    /// Cost of each stage of one replica.
+    #[getter]
+    fn stages(&self) -> Vec<f64> {
+        self.0.stages.clone()
+    }
+
+    /// Cost of each rank.
+    #[getter]
+    fn ranks(&self) -> Vec<f64> {
+        self.0.ranks.clone()
+    }
+
+    /// The busiest rank.
+    #[getter]
+    fn rank(&self) -> u32 {
+        self.0.rank.0
+    }
+
+    /// Cost of the busiest rank.
+    #[getter]
+    fn bottleneck(&self) -> f64 {
+        self.0.ranks[self.0.rank.index()]
+    }
+
+    /// Cost of the busiest rank of `Layout.balanced`.
+    #[getter]
+    fn best(&self) -> Option<f64> {
+        self.0.best
+    }
+
+    /// Whether no split has a smaller bottleneck than `best`.
+    #[getter]
+    fn proved(&self) -> bool {
+        self.0.proved
+    }
+
+    /// What the busiest rank holds, and what limits it.
+    #[getter]
+    fn why(&self) -> &str {
+        &self.0.why
+    }
+
+    fn __repr__(&self) -> String {
+        format!(
+            "Load(bottleneck={}, rank={})",
+            self.bottleneck(),
+            self.0.rank
+        )
+    }
+}
+
+/// What the parts of a model weigh, as `Layout.balanced` and `Layout.load` take it.
+pub(crate) struct Given<'a, 'py> {
+    pub(crate) layer_costs: Value<'a, 'py>,
+    pub(crate) embedding_cost: Option<Value<'a, 'py>>,
+    pub(crate) loss_cost: Option<Value<'a, 'py>>,
+    pub(crate) mtp_costs: Option<Value<'a, 'py>>,
+    pub(crate) no_cut_after: Option<Value<'a, 'py>>,
+    pub(crate) allow_empty: Option<Value<'a, 'py>>,
+    pub(crate) memory_limit: Option<Value<'a, 'py>>,
+    pub(crate) layer_memory: Option<Value<'a, 'py>>,
+    pub(crate) embedding_memory: Option<Value<'a, 'py>>,
+    pub(crate) loss_memory: Option<Value<'a, 'py>>,
+    pub(crate) mtp_memory: Option<Value<'a, 'py>>,
+}
+
+impl Given<'_, '_> {
+    pub(crate) fn weights(&self) -> PyResult<Weights> {
+        Ok(Weights {
+            layers: floats("layer_costs", self.layer_costs)?,
+            embedding: one("embedding_cost", self.embedding_cost)?,
+            loss: one("loss_cost", self.loss_cost)?,
+            mtp: several("mtp_costs", self.mtp_costs)?,
+            no_cut_after: self.no_cut_after.map_or(Ok(Vec::new()), layer_numbers)?,
+            allow_empty: convert::flag("allow_empty", self.allow_empty, false)?,
+            memory: self.memory()?,
+        })
+    }
+
+    fn memory(&self) -> PyResult<Option<Memory>> {
+        let Some(limit) = self.memory_limit else {
+            return Ok(None);
+        };
+        let Some(layers) = self.layer_memory else {
+            return Err(to_py(Error::config(
+                "memory_limit is given without layer_memory",
+                "give layer_memory the memory of each layer",
+            )));
+        };
+        Ok(Some(Memory {
+            layers: floats("layer_memory", layers)?,
+            embedding: one("embedding_memory", self.embedding_memory)?,
+            loss: one("loss_memory", self.loss_memory)?,
+            mtp: several("mtp_memory", self.mtp_memory)?,
+            limits: one_or_several("memory_limit", limit)?,
+        }))
+    }
+}
+
+/// A number; none given: 0.
+fn one(name: &str, value: Option<Value<'_, '_>>) -> PyResult<f64> {
+    value.map_or(Ok(0.0), |value| float(name, value))
+}
+
+/// A list of numbers; none given: empty.
+fn several(name: &str, value: Option<Value<'_, '_>>) -> PyResult<Vec<f64>> {
+    value.map_or(Ok(Vec::new()), |value| floats(name, value))
+}
+
+/// The numbers of layers, from 1.
+fn layer_numbers(layers: Value<'_, '_>) -> PyResult<Vec<u32>> {
+    let what = "no_cut_after must be a list of layer numbers";
+    let layers = items(layers, what)?.into_iter().enumerate();
+    layers
+        .map(|(at, layer)| convert::count(&format!("no_cut_after[{at}]"), &layer))
+        .collect()
+}

@@ -293,7 +293,7 @@ def test_large_but_representable_numbers_are_refused_before_they_cost_memory():
         (lambda: pl.Layout.even(True, pp=2), TypeError, "num_layers must be an integer"),
         (lambda: pl.Layout.even(8, pp=2, placement="ring"), pl.ConfigError, '"ring" is unknown'),
         (lambda: pl.Layout.balanced([], pp=2), pl.LayoutError, "layer_costs has 0 entries"),
-        (lambda: pl.Layout.balanced([1, -2], pp=2), pl.LayoutError, "a cost is -2"),
+        (lambda: pl.Layout.balanced([1, -2], pp=2), pl.LayoutError, "layer_costs has -2"),
         (
             lambda: pl.Layout.balanced([1, 2], pp=2, no_cut_after=[-1]),
             pl.ConfigError,

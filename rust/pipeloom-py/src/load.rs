@@ -127,8 +127,8 @@ fn several(name: &str, value: Option<Value<'_, '_>>) -> PyResult<Vec<f64>> {
 /// The numbers of layers, from 1.
 fn layer_numbers(layers: Value<'_, '_>) -> PyResult<Vec<u32>> {
     let what = "no_cut_after must be a list of layer numbers";
-    let layers = items(layers, what)?.into_iter().enumerate();
+    let layers = items(layers, what)?.into_iter();
     layers
-        .map(|(at, layer)| convert::count(&format!("no_cut_after[{at}]"), &layer))
+        .map(|layer| convert::count("no_cut_after", &layer))
         .collect()
 }

@@ -59,6 +59,36 @@ pub struct Memory {
 }
 
 impl Weights {
+    /// Refuses numbers that are no cost and no memory, by the argument's name.
+    fn require_finite(&self) -> Result<()> {
+        let one = std::slice::from_ref::<f64>;
+        let costs = [
+            ("layer_costs", &*self.layers),
+            ("embedding_cost", one(&self.embedding)),
+            ("loss_cost", one(&self.loss)),
+            ("mtp_costs", &*self.mtp),
+        ];
+        let memory = self.memory.iter().flat_map(|memory| {
+            [
+                ("layer_memory", &*memory.layers),
+                ("embedding_memory", one(&memory.embedding)),
+                ("loss_memory", one(&memory.loss)),
+                ("mtp_memory", &*memory.mtp),
+                ("memory_limit", &*memory.limits),
+            ]
+        });
+        for (name, numbers) in costs.into_iter().chain(memory) {
+            let bad = |number: &&f64| !number.is_finite() || **number < 0.0;
+            if let Some(bad) = numbers.iter().find(bad) {
+                return Err(Error::layout(
+                    format!("{name} has {bad}, but must be finite and not negative"),
+                    "give all costs in one unit of time or size, and all memory in one of memory",
+                ));
+            }
+        }
+        Ok(())
+    }
+
     /// Embedding, loss, then each layer.
     fn costs(&self) -> Vec<f64> {
         let ends = [self.embedding, self.loss];
@@ -103,7 +133,7 @@ impl Weights {
         let mut numbers: Vec<f64> = ends.iter().chain(layers).copied().collect();
         let parts = numbers.len();
         numbers.extend(&memory.limits);
-        let mut ticks = problem::whole(&numbers, "an amount of memory")?;
+        let mut ticks = problem::whole(&numbers);
         let limits = ticks.split_off(parts);
         // Each part is rounded by less than a tick, so a sum that just fits stays one that does.
         let whole = numbers.iter().all(|number| number.fract() == 0.0);

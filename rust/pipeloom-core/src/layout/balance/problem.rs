@@ -34,7 +34,8 @@ impl Problem {
     pub(super) fn new(weights: &Weights, shape: &Shape) -> Result<Self> {
         let num_stages = shape.stages_per_replica() as usize;
         require_sizes(weights, shape, num_stages)?;
-        let costs = whole(&weights.costs(), "a cost")?;
+        weights.require_finite()?;
+        let costs = whole(&weights.costs());
         let (memory, limits) = weights.memory_ticks(shape)?;
         let (blocks, ends) = glue(weights)?;
         let sums = |parts: &[u64]| {
@@ -196,18 +197,9 @@ fn first_mtp(shape: &Shape) -> usize {
 }
 
 /// Numbers as integers: as they are if they are whole, else in units of 2^-50 of their sum.
-pub(super) fn whole(numbers: &[f64], what: &str) -> Result<Vec<u64>> {
+pub(super) fn whole(numbers: &[f64]) -> Vec<u64> {
     /// Whole numbers up to here, and sums of them, are exact.
     const EXACT: f64 = 1_125_899_906_842_624.0; // 2^50
-    let bad = numbers
-        .iter()
-        .find(|number| !number.is_finite() || **number < 0.0);
-    if let Some(bad) = bad {
-        return Err(Error::layout(
-            format!("{what} is {bad}, but must be finite and not negative"),
-            "give all costs in one unit of time or size, and all memory in one of memory",
-        ));
-    }
     let largest = numbers.iter().fold(0.0_f64, |a, &b| a.max(b));
     // Relative to the largest: a sum of huge numbers would not be finite.
     let relative = |number: f64| if largest > 0.0 { number / largest } else { 0.0 };
@@ -221,5 +213,5 @@ pub(super) fn whole(numbers: &[f64], what: &str) -> Result<Vec<u64>> {
             (relative(number) / parts * EXACT).round() as u64
         }
     };
-    Ok(numbers.iter().copied().map(ticks).collect())
+    numbers.iter().copied().map(ticks).collect()
 }

@@ -3,6 +3,7 @@
 Nothing here is imported by `import pipeloom`, so that the planner works without torch.
 """
 
+from pipeloom.runtime.delay import DelayedTransport
 from pipeloom.runtime.errors import (
     AgreementError,
     BoundaryError,
@@ -20,6 +21,7 @@ from pipeloom.runtime.gradients import (
 from pipeloom.runtime.local import LocalTransport
 from pipeloom.runtime.pipeline import Pipeline, place_chunks, split_batch
 from pipeloom.runtime.step import StepResult, bubble_ratio
+from pipeloom.runtime.threads import ThreadedTransport
 from pipeloom.runtime.transport import Boundary, Channel, Key, Transport
 
 __all__ = [
@@ -27,6 +29,7 @@ __all__ = [
     "Boundary",
     "BoundaryError",
     "Channel",
+    "DelayedTransport",
     "Key",
     "LocalTransport",
     "PeerLost",
@@ -34,6 +37,7 @@ __all__ = [
     "PipelineError",
     "PipelineTimeout",
     "StepResult",
+    "ThreadedTransport",
     "TiedWeight",
     "Transport",
     "bubble_ratio",

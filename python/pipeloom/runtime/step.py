@@ -11,6 +11,7 @@ from pipeloom.runtime.agreement import versions
 from pipeloom.runtime.errors import PipelineError, with_hint
 from pipeloom.runtime.executor import Event, ForwardFn, RankExecutor, StepOptions
 from pipeloom.runtime.gradients import GradientStash
+from pipeloom.runtime.ready import ReadyExecutor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -115,8 +116,9 @@ def run_step(
         )
     transport.open(compiled.channels)
     count = training and loss_scale is None
+    executor = ReadyExecutor if options.order == "ready" else RankExecutor
     executors = [
-        RankExecutor(program, transport, forwards[rank], options, training=training)
+        executor(program, transport, forwards[rank], options, training=training)
         for rank, program in compiled.programs.items()
     ]
     stash = GradientStash(parameters() if count else ())

@@ -8,24 +8,24 @@ from __future__ import annotations
 
 import os
 import statistics
-import sys
 import tempfile
 import time
 import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import peers
-import pipeloom as pl
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
+
+import peers
+import pipeloom as pl
 from pipeloom.model import GPTModel, TransformerConfig
 from pipeloom.runtime import Pipeline
 from pipeloom.runtime.distributed import TorchTransport
-from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -99,7 +99,7 @@ def gpt(num_stages: int, *, layers: int = 8, hidden: int = 256, m: int = 8) -> W
     data = [torch.randint(1024, (2, 128)) for _ in range(2 * m)]
 
     def loss(logits: Tensor, target: Tensor) -> Tensor:
-        return F.cross_entropy(logits.reshape(-1, 1024), target.reshape(-1), reduction="sum")
+        return cross_entropy(logits.reshape(-1, 1024), target.reshape(-1), reduction="sum")
 
     return Workload(stages, data[:m], data[m:], loss)
 
@@ -118,7 +118,9 @@ def one_process(work: Workload) -> Step:
     return step
 
 
-def our_step(work: Workload, name: str, pp: int, vp: int, *, recompute: bool, **options: Any) -> Step:
+def our_step(
+    work: Workload, name: str, pp: int, vp: int, *, recompute: bool, **options: Any
+) -> Step:
     plan = pl.plan(
         name,
         pp=pp,
@@ -221,7 +223,7 @@ def forked(pp: int, body: Callable[[int], dict[str, list[float]]]) -> Timed:
 def _child(rank: int, pp: int, folder: str, body: Callable[[int], dict[str, list[float]]]) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    sys.stdout = open(os.devnull, "w")  # torch's schedules log to it
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # torch's schedules print
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=pp)
     torch.save(body(rank), f"{folder}/{rank}")
     dist.barrier()

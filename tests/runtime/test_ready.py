@@ -5,6 +5,7 @@ import torch
 
 import pipeloom as pl
 from pipeloom.runtime import DelayedTransport, LocalTransport, Pipeline, PipelineError
+from pipeloom.runtime.delay import jitter
 from pipeloom.runtime.program import compile_plan
 from pipeloom.runtime.ready import _hint
 from pipeloom.runtime.threads import ThreadedTransport
@@ -73,7 +74,7 @@ def test_any_delivery_gives_the_same_numbers_within_the_plans_memory(
 def test_jitter_on_threads_gives_the_same_numbers(tools, schedule, pp, vp, m, optional):
     plan = pl.plan(schedule, pp=pp, vp=vp, num_microbatches=m, **optional)
     fixed = run(tools, plan, LocalTransport(pp), "plan")
-    late = DelayedTransport(ThreadedTransport(pp, timeout_s=20), jitter_s=0.0005, seed=m)
+    late = DelayedTransport(ThreadedTransport(pp, timeout_s=20), delay_s=jitter(0.0005, seed=m))
     assert_bitwise_equal(fixed, run(tools, plan, late, "ready"))
 
 
@@ -135,7 +136,7 @@ def test_ready_first_between_processes(tools, launch, schedule, sockets):
 
     def body(transport):
         stages = tools.make_stages(plan.num_stages)
-        late = DelayedTransport(transport, jitter_s=0.001)
+        late = DelayedTransport(transport, delay_s=jitter(0.001))
         pipeline = Pipeline(plan, stages, tools.square_sum, transport=late, order="ready")
         loss, _ = [pipeline.step(inputs, targets).loss for _ in range(2)]
         mine = [stage for stage, rank in zip(stages, owner, strict=True) if rank == transport.rank]

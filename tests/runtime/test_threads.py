@@ -15,6 +15,7 @@ from pipeloom.runtime import (
     PipelineTimeout,
     ThreadedTransport,
 )
+from pipeloom.runtime.delay import jitter
 
 MASK = "num_microbatches_with_partial_activation_checkpoints"
 
@@ -137,7 +138,12 @@ def test_a_wait_past_the_limit_says_where_each_rank_stands(tools):
 def test_delayed_messages_come_late_and_in_order(tools):
     plan = pl.plan("interleaved_1f1b", pp=2, vp=2, num_microbatches=4)
     plain, mine = run(tools, plan, LocalTransport(2))
-    late = DelayedTransport(ThreadedTransport(2, timeout_s=20), delay_s=0.003, jitter_s=0.002)
+    more = jitter(0.002)
+
+    def late_s(channel, key):
+        return 0.003 + more(channel, key)
+
+    late = DelayedTransport(ThreadedTransport(2, timeout_s=20), delay_s=late_s)
     delayed, theirs = run(tools, plan, late, record=True)
     assert torch.equal(plain.loss, delayed.loss)
     for p, q in zip(mine, theirs, strict=True):

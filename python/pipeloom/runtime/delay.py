@@ -13,7 +13,7 @@ from pipeloom.runtime.errors import PipelineError, with_hint
 from pipeloom.runtime.local import LocalTransport
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import torch
     from torch import Tensor
@@ -21,7 +21,28 @@ if TYPE_CHECKING:
     from pipeloom.runtime.executor import RankExecutor
     from pipeloom.runtime.transport import Channel, Key, RecvHandle, Transport
 
-__all__ = ["DelayedTransport"]
+__all__ = ["DelayedTransport", "jitter"]
+
+
+def jitter(mean_s: float, *, share: float = 1.0, seed: int = 0) -> Callable[[Channel, Key], float]:
+    """Make a delay that varies: some messages are late, by an exponentially distributed time.
+
+    Args:
+        mean_s: Mean delay of all messages, in seconds.
+        share: Part of the messages that are late; the rest are not delayed.
+        seed: With channel and message, all that a delay depends on.
+
+    Examples:
+        >>> late = jitter(0.001, share=0.1, seed=3)
+        >>> late("any", 1) == late("any", 1)
+        True
+    """
+
+    def delay_s(channel: Channel, key: Key) -> float:
+        draw = random.Random(f"{seed} {channel} {key}")
+        return draw.expovariate(share / mean_s) if draw.random() < share else 0.0
+
+    return delay_s
 
 
 class DelayedTransport:
@@ -33,10 +54,8 @@ class DelayedTransport:
 
     Args:
         transport: What sends in the end: one that waits by the clock, so not `LocalTransport`.
-        delay_s: Seconds that each message is held.
-        jitter_s: Mean of an exponentially distributed addition, in seconds, drawn by
-            (seed, channel, message): the same in every run.
-        seed: Of the jitter.
+        delay_s: Seconds that each message is held: a number, or a function of (channel, key),
+            such as `jitter` makes.
 
     Examples:
         >>> from pipeloom.runtime.threads import ThreadedTransport
@@ -45,7 +64,7 @@ class DelayedTransport:
     """
 
     def __init__(
-        self, transport: Transport, *, delay_s: float = 0.0, jitter_s: float = 0.0, seed: int = 0
+        self, transport: Transport, *, delay_s: float | Callable[[Channel, Key], float]
     ) -> None:
         if type(transport) is LocalTransport:
             raise PipelineError(
@@ -54,10 +73,10 @@ class DelayedTransport:
                     "use ThreadedTransport(pp), or TorchTransport under torchrun",
                 )
             )
-        if delay_s < 0 or jitter_s < 0:
+        if not callable(delay_s) and delay_s < 0:
             raise PipelineError(
                 with_hint(
-                    f"delay_s={delay_s}, jitter_s={jitter_s}: both must be at least 0",
+                    f"delay_s={delay_s}, but it must be at least 0",
                     "give seconds, such as delay_s=0.001",
                 )
             )
@@ -67,7 +86,7 @@ class DelayedTransport:
         self.backend = transport.backend
         self.timeout_s = transport.timeout_s
         self.device: torch.device | None = getattr(transport, "device", None)
-        self._delay_s, self._jitter_s, self._seed = delay_s, jitter_s, seed
+        self.delay_s = delay_s
         self._courier = _Courier(transport)
         self._due: dict[Channel, float] = {}
 
@@ -82,10 +101,8 @@ class DelayedTransport:
 
     def send(self, channel: Channel, key: Key, tensor: Tensor, *, announce: bool) -> None:
         """Leave the message to the courier."""
-        delay = self._delay_s
-        if self._jitter_s:
-            draw = random.Random(f"{self._seed} {channel} {key}")
-            delay += draw.expovariate(1.0 / self._jitter_s)
+        given = self.delay_s
+        delay = given(channel, key) if callable(given) else given
         due = max(time.monotonic() + delay, self._due.get(channel, 0.0))
         self._due[channel] = due
         self._courier.take(due, (channel, key, tensor, announce))

@@ -15,9 +15,12 @@ hides jitter of links and of stages that a fixed order would wait out. What stay
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
 from functools import lru_cache
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pipeloom.runtime.errors import TransferTimeout
 from pipeloom.runtime.executor import RankExecutor
 from pipeloom.runtime.program import (
     RECV,
@@ -39,6 +42,12 @@ __all__ = ["LOOKAHEAD", "ReadyExecutor"]
 
 LOOKAHEAD = 32
 """Compute ops that are looked at from the first that has not run; bounds posted receives too."""
+
+PATIENCE = 0.25
+"""How long the plan's next op is waited for before another is run, in mean ops of this step.
+
+A message that is a little late is no reason to leave the plan: other ranks rely on it.
+"""
 
 
 class _Step(NamedTuple):
@@ -98,6 +107,28 @@ class _AnyOf:
         raise AssertionError("the op that reads a receive takes it")
 
 
+class _Patience:
+    """A short wait for the plan's next op, before another one is run in its place."""
+
+    def __init__(self, handle: RecvHandle, seconds: float) -> None:
+        self._handle = handle
+        self._seconds = seconds
+        self.channel: Channel = handle.channel
+        self.key: Key = handle.key
+
+    def ready(self) -> bool:
+        return True  # who does not wait by the clock need not
+
+    def wait(self, limit_s: float) -> None:
+        wait_any = getattr(self._handle, "wait_any", None)
+        if wait_any is not None:
+            with suppress(TransferTimeout):
+                wait_any((self._handle,), min(limit_s, self._seconds))
+
+    def take(self) -> Any:
+        raise AssertionError("the op that reads a receive takes it")
+
+
 class ReadyExecutor(RankExecutor):
     """Runs one rank's program, ops whose input has arrived first."""
 
@@ -111,12 +142,16 @@ class ReadyExecutor(RankExecutor):
         self._to_post = deque(hint.receives)
         self._to_send = {channel: deque(sends) for channel, sends in hint.sends.items()}
         self._made: set[int] = set()
-        frontier = 0
+        frontier, impatient, busy_s = 0, -1, 0.0
         while frontier < total:
             while self._to_post and self._to_post[0][0] <= frontier + LOOKAHEAD:
                 self._post(self._to_post.popleft()[1])
             waiting: list[RecvHandle] = []
             index = self._choose(steps, frontier, waiting)
+            if index > frontier and waiting and impatient < frontier:
+                impatient = frontier  # once for each op, or late messages would cost twice
+                yield _Patience(waiting[0], PATIENCE * busy_s / max(1, sum(self._done)))
+                continue
             if index < 0:
                 self.at = steps[frontier].op
                 self.waiting_for = wait = _AnyOf(waiting)
@@ -125,7 +160,9 @@ class ReadyExecutor(RankExecutor):
                 if not wait.first_came:
                     continue
                 index = frontier
+            begin = perf_counter()
             self._run_step(steps[index])
+            busy_s += perf_counter() - begin
             self._done[index] = True
             if steps[index].live:
                 for later in range(frontier + 1, index + 1):

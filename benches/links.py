@@ -101,6 +101,7 @@ PLANS = {
     "interleaved_1f1b": {"pp": 4, "vp": 2, "num_microbatches": 16},
     "zb_h2": {"pp": 4, "num_microbatches": 16},
     "zb_v": {"pp": 4, "num_microbatches": 16},
+    "dualpipe_v": {"pp": 4, "num_microbatches": 16},
 }
 
 

@@ -41,6 +41,8 @@ TORCH_CLASSES = {
 }
 MASK = "num_microbatches_with_partial_activation_checkpoints"
 LIMIT_S = 300.0
+BUDGET_S = 30.0
+"""Of one race; a step more than fits is not begun."""
 
 
 @dataclass(frozen=True)
@@ -186,10 +188,13 @@ class Timed:
 def race(
     contestants: dict[str, Step], reps: int, *, barrier: Callable[[], object], cpu: bool = False
 ) -> dict[str, list[float]]:
-    """Run all in turns, one step each, `reps` times after a warm step."""
+    """Run all in turns, one step each, after a warm step: `reps` times, fewer if that takes long."""
     clock = time.thread_time if cpu else time.perf_counter
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    started = time.perf_counter()
     for rep in range(reps + 1):
+        if rep > 1 and _agreed(time.perf_counter() - started > BUDGET_S * rep / (rep + 1)):
+            break
         for name, step in contestants.items():
             barrier()
             begin = clock()
@@ -198,6 +203,15 @@ def race(
             if rep:
                 seconds[name].append(elapsed)
     return seconds
+
+
+def _agreed(over: bool) -> bool:
+    """Rank 0's answer on all ranks, which must run equally often."""
+    if not dist.is_initialized():
+        return over
+    answer = torch.tensor(over)
+    dist.broadcast(answer, 0)
+    return bool(answer)
 
 
 def forked(pp: int, body: Callable[[int], dict[str, list[float]]]) -> Timed:

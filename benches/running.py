@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +15,6 @@ if TYPE_CHECKING:
     from runtime import Timed
 
     Result = dict[str, object]
-
-CHUNKS = {"1f1b": 1}
-"""Chunks a rank of the GPT rows, two where not said."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,7 @@ def row(
     timed: Timed, name: str, work: str, ours: str, peer: str, goal: float, *,
     per: int = 1, less: str | None = None, shift_s: float = 0.0, **more: Any,
 ) -> Result:  # fmt: skip
-    """One line: medians of two contestants, in seconds.
+    """One line: medians of two contestants, in seconds, and the median of each round's ratio.
 
     Args:
         timed: All contestants.
@@ -60,6 +58,9 @@ def row(
     mine, theirs = figure(ours, timed.median) - shift_s, figure(peer, timed.median)
     best = {"ours": figure(ours, timed.best) - shift_s, "peer": figure(peer, timed.best)}
     ratio = theirs / mine
+    if not less and not shift_s:  # runs in one round saw the same load
+        rounds = zip(timed.seconds[ours], timed.seconds[peer], strict=True)
+        ratio = statistics.median(other / own for own, other in rounds)
     return {
         "name": name, "work": work, "goal": goal, "ours": mine, "peer": theirs, "ratio": ratio,
         "unit": "s", "met": ratio >= goal, "noise": timed.noise(ours), "best": best, **more,

@@ -188,7 +188,7 @@ class Timed:
 def race(
     contestants: dict[str, Step], reps: int, *, barrier: Callable[[], object], cpu: bool = False
 ) -> dict[str, list[float]]:
-    """Run all in turns, one step each, after a warm step: `reps` times, fewer if that takes long."""
+    """Run all in turns, one step each, after a warm one: `reps` times, fewer if it takes long."""
     clock = time.thread_time if cpu else time.perf_counter
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     started = time.perf_counter()

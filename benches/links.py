@@ -57,9 +57,9 @@ class WaitedSends(ThreadedTransport):
         super().__init__(pp)
         self.delay_s = delay_s
 
-    def send(self, channel: Channel, key: Key, tensor: Tensor, *, announce: bool) -> None:
+    def send(self, channel: Channel, key: Key, value: Any, *, announce: bool) -> None:
         time.sleep(self.delay_s)
-        super().send(channel, key, tensor, announce=announce)
+        super().send(channel, key, value, announce=announce)
 
 
 def sleeping_step(plan: pl.Plan, transport: Any, order: str = "plan") -> Any:

@@ -99,13 +99,13 @@ class DelayedTransport:
         """As the transport beneath."""
         self._transport.agree(fingerprint)
 
-    def send(self, channel: Channel, key: Key, tensor: Tensor, *, announce: bool) -> None:
+    def send(self, channel: Channel, key: Key, value: Any, *, announce: bool) -> None:
         """Leave the message to the courier."""
         given = self.delay_s
         delay = given(channel, key) if callable(given) else given
         due = max(time.monotonic() + delay, self._due.get(channel, 0.0))
         self._due[channel] = due
-        self._courier.take(due, (channel, key, tensor, announce))
+        self._courier.take(due, (channel, key, value, announce))
 
     def recv(
         self, channel: Channel, key: Key, shape: torch.Size | None, dtype: torch.dtype
@@ -142,13 +142,13 @@ class _Courier:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self._changed = threading.Condition()
-        self._heap: list[tuple[float, int, tuple[Channel, Key, Tensor, bool]]] = []
+        self._heap: list[tuple[float, int, tuple[Channel, Key, Any, bool]]] = []
         self._numbers = itertools.count()  # equal times leave in the order they came
         self._on_the_way = 0
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
 
-    def take(self, due: float, message: tuple[Channel, Key, Tensor, bool]) -> None:
+    def take(self, due: float, message: tuple[Channel, Key, Any, bool]) -> None:
         with self._changed:
             if self._error is not None:
                 raise self._error
@@ -176,12 +176,12 @@ class _Courier:
                 if wait > 0:
                     self._changed.wait(wait)
                     continue
-                _, _, (channel, key, tensor, announce) = heapq.heappop(self._heap)
+                _, _, (channel, key, value, announce) = heapq.heappop(self._heap)
             try:
-                self._transport.send(channel, key, tensor, announce=announce)
+                self._transport.send(channel, key, value, announce=announce)
             except BaseException as error:
                 self._error = error
-            del tensor
+            del value
             with self._changed:
                 self._on_the_way -= 1
                 self._changed.notify_all()

@@ -20,12 +20,13 @@ import time
 from collections import deque
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pipeloom.runtime.errors import BoundaryError, TransferBroken, TransferTimeout, with_hint
 from pipeloom.runtime.lanes import HEADER_LEN, decode_header, encode_header
+from pipeloom.runtime.structure import from_message
 from pipeloom.runtime.transport import BACKWARD, FORWARD, Channel, Key
 
 if TYPE_CHECKING:
@@ -225,11 +226,11 @@ class _SocketRecv:
         if not poll.poll(limit_s * 1000):
             raise TransferTimeout("nothing came")
 
-    def take(self) -> Tensor:
+    def take(self) -> Any:
         tensor = self.tensor
         assert tensor is not None
         self.tensor = None
-        return tensor
+        return from_message(tensor)
 
 
 class SocketHub:

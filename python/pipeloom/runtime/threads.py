@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,8 +20,6 @@ from pipeloom.runtime.local import LocalTransport
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from torch import Tensor
-
     from pipeloom.runtime.executor import RankExecutor
     from pipeloom.runtime.transport import Channel, Key
 
@@ -34,44 +32,42 @@ class _Inbox:
     def __init__(self) -> None:
         self.changed = threading.Condition()
         self.stopped = False
-        self.sent: dict[Channel, deque[tuple[Key, Tensor]]] = {}
+        self.sent: dict[Channel, deque[tuple[Key, Any]]] = {}
         self.posted: dict[Channel, deque[_ThreadRecv]] = {}
 
 
 class _ThreadRecv:
-    """A posted receive. The message is the sender's tensor itself, nothing is copied."""
+    """A posted receive. The message is what was sent itself, nothing is copied."""
 
-    __slots__ = ("_inbox", "channel", "key", "tensor")
+    __slots__ = ("_inbox", "channel", "key", "value")
 
     def __init__(self, inbox: _Inbox, channel: Channel, key: Key) -> None:
         self.channel = channel
         self.key = key
-        self.tensor: Tensor | None = None
+        self.value: Any = None
         self._inbox = inbox
 
     def ready(self) -> bool:
-        return self.tensor is not None
+        return self.value is not None
 
     def wait(self, limit_s: float) -> None:
         self.wait_any((self,), limit_s)
 
     def wait_any(self, handles: Sequence[_ThreadRecv], limit_s: float) -> None:
-        """Wait until one of the handles, all of this rank, has its tensor."""
+        """Wait until one of the handles, all of this rank, has its message."""
         inbox = self._inbox
         with inbox.changed:
             came = inbox.changed.wait_for(
-                lambda: inbox.stopped or any(h.tensor is not None for h in handles), limit_s
+                lambda: inbox.stopped or any(h.value is not None for h in handles), limit_s
             )
             if inbox.stopped:
                 raise TransferBroken("another rank has failed")
             if not came:
                 raise TransferTimeout("nothing came")
 
-    def take(self) -> Tensor:
-        tensor = self.tensor
-        assert tensor is not None
-        self.tensor = None
-        return tensor
+    def take(self) -> Any:
+        value, self.value = self.value, None
+        return value
 
 
 class ThreadedTransport(LocalTransport):
@@ -121,16 +117,16 @@ class ThreadedTransport(LocalTransport):
             inbox.sent[channel] = deque()
             inbox.posted[channel] = deque()
 
-    def send(self, channel: Channel, key: Key, tensor: Tensor, *, announce: bool) -> None:  # noqa: ARG002
-        """Hand the tensor to the receive that was posted for it, or keep it until one is."""
+    def send(self, channel: Channel, key: Key, value: Any, *, announce: bool) -> None:  # noqa: ARG002
+        """Hand the value to the receive that was posted for it, or keep it until one is."""
         inbox = self._inboxes[channel.destination]
         with inbox.changed:
             posted = inbox.posted[channel]
             if posted:
-                _deliver(posted.popleft(), key, tensor)
+                _deliver(posted.popleft(), key, value)
                 inbox.changed.notify_all()
             else:
-                inbox.sent[channel].append((key, tensor))
+                inbox.sent[channel].append((key, value))
 
     def recv(  # type: ignore[override]  # another kind of handle
         self,
@@ -209,7 +205,7 @@ class ThreadedTransport(LocalTransport):
         return timeout
 
 
-def _deliver(handle: _ThreadRecv, key: Key, tensor: Tensor) -> None:
+def _deliver(handle: _ThreadRecv, key: Key, value: Any) -> None:
     if key != handle.key:
         raise PipelineError(
             with_hint(
@@ -218,7 +214,7 @@ def _deliver(handle: _ThreadRecv, key: Key, tensor: Tensor) -> None:
                 "the plan's sends and receives do not pair up: run plan.check()",
             )
         )
-    handle.tensor = tensor
+    handle.value = value
 
 
 class _ThreadSettings:

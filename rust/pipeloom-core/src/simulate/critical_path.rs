@@ -4,7 +4,6 @@ use crate::cost::Ticks;
 use crate::engine::{NONE, Program, Times, pair_second};
 use crate::ids::{Rank, Stage};
 use crate::op::{Flags, Op, OpKind};
-use crate::plan::NO_GROUP;
 use crate::semantics::Semantics;
 
 /// (rank, position)
@@ -276,18 +275,16 @@ impl Trace<'_> {
     fn transfer_cause(&self, (rank, at): Place, start: i64) -> Option<Place> {
         let ops = self.program.ranks.get(rank)?;
         let op = ops.ops.get(at)?;
-        let (group, channel) = (ops.group(at), self.program.channel(*op));
+        let channel = self.program.channel(*op);
         let blocking = matches!(self.semantics, Semantics::Batched | Semantics::Rendezvous);
-        let mut in_program = true;
+        let (mut in_program, mut in_group) = (true, self.semantics == Semantics::Batched);
         for before in (0..at).rev() {
             let other = ops.ops[before];
             let compute = other.kind.is_compute();
             let in_stream = !compute
                 && (self.semantics == Semantics::SingleStream
                     || self.program.channel(other) == channel);
-            let in_group = self.semantics == Semantics::Batched
-                && group != NO_GROUP
-                && ops.group(before) == group;
+            in_group &= ops.ops[before + 1].flags.has(Flags::JOINED) && !compute;
             let counts = in_stream || (in_program && !in_group && (compute || blocking));
             let end = self.end((rank, before));
             if counts && end == start {

@@ -96,10 +96,7 @@ impl Golden<'_> {
                     ops.push(op(&shape, kind, &word[at..]));
                 }
             }
-            RankOps {
-                ops,
-                groups: Vec::new(),
-            }
+            RankOps { ops }
         });
         let ops = ops.collect();
         Plan::held("golden", shape, ops)

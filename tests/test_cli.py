@@ -252,7 +252,8 @@ def test_simulate_prints_what_the_timeline_says(run):
     _, text, _ = run("simulate", "zb_h1", *SHAPE)
     words = [line.split() for line in text.splitlines()]
     assert ["makespan", f"{timeline.makespan:g}"] in [line[:2] for line in words]
-    assert ["3", f"{timeline.bubble(3):.1%}", f"{timeline.peak_memory(3):g}"] in words
+    parts = [f"{part:g}" for part in timeline.bubble_parts(3).values()]
+    assert ["3", f"{timeline.bubble(3):.1%}", *parts, f"{timeline.peak_memory(3):g}"] in words
 
 
 def test_compare_gives_every_schedule_the_same_model(run):
@@ -350,6 +351,15 @@ def test_bench_times_each_step(run):
     ]
     assert all(step["seconds"] > 0 for step in steps)
     assert "NS AN OP" in run("bench", "1f1b", *SHAPE, "--repeat", "1")[1]
+
+
+@pytest.mark.parametrize("more", [(), ("--forward-only",)])
+def test_bench_runs_a_step_if_asked(run, more):
+    command = ("bench", "1f1b", *SHAPE, *more, "--repeat", "1", "--json")
+    steps = json.loads(run(*command, "--step")[1])["steps"]
+    assert [step["step"] for step in steps][-1] == "run tiny stages"
+    assert steps[-1]["seconds"] > 0
+    assert len(json.loads(run(*command)[1])["steps"]) == len(steps) - 1
 
 
 def test_a_closed_pipe_is_quiet():

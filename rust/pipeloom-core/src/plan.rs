@@ -10,38 +10,12 @@ use crate::error::{Error, Result};
 use crate::ids::{Chunk, Rank, Stage, Unit};
 use crate::op::{Flags, Op, OpKind};
 use crate::order::{RankOrder, Sequence, Table};
+pub use crate::rank_ops::{NO_GROUP, RankOps};
 use crate::recompute::Mask;
-use crate::schedules::{Family, Params, Rule};
+use crate::schedules::{Argument, Family, Params, Rule};
 use crate::semantics::{Semantics, Style};
 use crate::shape::{Placement, Shape};
 use crate::text::csv::Dropped;
-
-/// Group of an op that belongs to no group of transfers.
-pub const NO_GROUP: u32 = u32::MAX;
-
-/// The ops of one rank, held.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct RankOps {
-    /// The ops in order.
-    pub ops: Vec<Op>,
-    /// For lowered plans, the group of each transfer: consecutive transfers of one number are
-    /// posted and completed together. [`NO_GROUP`] for compute ops. Empty for unlowered plans.
-    pub groups: Vec<u32>,
-}
-
-impl RankOps {
-    fn unlowered(ops: Vec<Op>) -> Self {
-        Self {
-            ops,
-            ..Self::default()
-        }
-    }
-
-    /// The group of the op at `position`.
-    pub fn group(&self, position: usize) -> u32 {
-        self.groups.get(position).copied().unwrap_or(NO_GROUP)
-    }
-}
 
 #[derive(Clone, Debug)]
 enum Orders {
@@ -81,7 +55,7 @@ impl Plan {
     /// This plan with the orders that its family's rule makes for all ranks at once. Only
     /// [`crate::schedules`] calls it.
     pub(crate) fn with_orders(self, orders: Vec<Vec<Op>>) -> Self {
-        let ranks = orders.into_iter().map(RankOps::unlowered).collect();
+        let ranks = orders.into_iter().map(|ops| RankOps { ops }).collect();
         let orders = Orders::Held(ranks);
         let unmarked = Self { orders, ..self };
         if unmarked.params.kept_activations.is_none() {
@@ -324,7 +298,7 @@ impl Plan {
             }
         });
         self.mark_recomputed(rank, &mut ops);
-        RankOps::unlowered(ops)
+        RankOps { ops }
     }
 
     fn mark_recomputed(&self, rank: Rank, ops: &mut [Op]) {
@@ -391,8 +365,26 @@ impl Plan {
         if *shape.placement() != Placement::Loop {
             parts.push(format!("placement={:?}", shape.placement().name()));
         }
-        if self.params.forward_only {
+        let Params {
+            group: _, // told above
+            extra_warmup,
+            reverse_backward,
+            forward_only,
+            kept_activations,
+        } = self.params;
+        if extra_warmup > 0 {
+            parts.push(format!("extra_warmup={extra_warmup}"));
+        }
+        let uses = |argument| self.family.is_some_and(|f| f.arguments.contains(&argument));
+        if !reverse_backward && uses(Argument::ReverseBackward) {
+            parts.push("reverse_backward=False".to_owned());
+        }
+        if forward_only {
             parts.push("forward_only=True".to_owned());
+        }
+        if let Some(kept) = kept_activations {
+            let name = Argument::PartialCheckpoints.name();
+            parts.push(format!("{name}={kept}"));
         }
         if let Some(style) = self.style {
             parts.push(format!("style={:?}", style.name()));

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use crate::ids::{Rank, Stage, Unit};
 use crate::op::{Flags, Op, OpKind};
-use crate::plan::{NO_GROUP, Plan, RankOps};
+use crate::plan::Plan;
 
 /// Whether the structure is right: everything but progress.
 pub(super) fn is_sound(plan: &Plan) -> bool {
@@ -28,7 +28,7 @@ pub(super) fn is_sound(plan: &Plan) -> bool {
         && naive.channels_pair_up()
         && ranks
             .iter()
-            .all(|ops| pairs_are_whole(&ops.ops) && groups_are_whole(ops))
+            .all(|ops| pairs_are_whole(&ops.ops) && groups_are_whole(&ops.ops))
 }
 
 struct Naive<'a> {
@@ -223,21 +223,10 @@ fn pairs_are_whole(ops: &[Op]) -> bool {
     })
 }
 
-fn groups_are_whole(ops: &RankOps) -> bool {
-    let grouped: Vec<(usize, u32)> = (0..ops.ops.len())
-        .map(|at| (at, ops.group(at)))
-        .filter(|&(_, group)| group != NO_GROUP)
-        .collect();
-    let transfers = grouped
-        .iter()
-        .all(|&(at, _)| !ops.ops[at].kind.is_compute());
-    let ordered = grouped.windows(2).all(|pair| {
-        let [(at, group), (next, after)] = [pair[0], pair[1]];
-        if group == after {
-            next == at + 1
-        } else {
-            group < after
-        }
-    });
-    transfers && ordered
+fn groups_are_whole(ops: &[Op]) -> bool {
+    let joined = |at: &usize| ops[*at].flags.has(Flags::JOINED);
+    (0..ops.len()).filter(joined).all(|at| {
+        let transfer = |op: &Op| !op.kind.is_compute();
+        at > 0 && transfer(&ops[at]) && transfer(&ops[at - 1])
+    })
 }

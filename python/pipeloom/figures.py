@@ -100,8 +100,13 @@ def _draw_boxes(
         )
         outlined = [span for span, box in zip(spans, some, strict=True) if box[7]]
         if outlined:
-            outline = {"facecolors": "none", "edgecolor": "black", "linewidth": 1.5}
-            axes.broken_barh(outlined, (bottom - rank, top - bottom), **outline)
+            axes.broken_barh(
+                outlined,
+                (bottom - rank, top - bottom),
+                facecolors="none",
+                edgecolor="black",
+                linewidth=1.5,
+            )
         for _, label, _, ink, left, right, _, _ in some:
             if right - left > 8 * len(label) * pixel:
                 place = ((left + right) / 2, (bottom + top) / 2 - rank)

@@ -11,15 +11,19 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, median
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from pipeloom._core import Costs, Drawing, ParseError, Plan, plan_from_saved
+from pipeloom.training.measure import Timed, replay
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from os import PathLike
 
-__all__ = ["FILE", "Profile", "Step", "measured_costs"]
+    from pipeloom._core import Timeline
+    from pipeloom.training.measure import OpEvent
+
+__all__ = ["FILE", "OpTimes", "Profile", "Step", "measured_costs"]
 
 FILE = "profile.json"
 """Name of the profile in a run's folder."""
@@ -29,36 +33,33 @@ _NANOSECONDS_PER_MS = 1_000_000
 _KIND_NAMES = "FBIW"
 
 
-class RecordedOp(Protocol):
-    """One executed op, as the runtime records it (`pipeloom.runtime`'s `Event`)."""
-
-    @property
-    def rank(self) -> int:
-        """The rank that ran it."""
-        ...
-
-    @property
-    def op(self) -> str:
-        """The op in the plan's words, such as `2F0`."""
-        ...
-
-    @property
-    def start(self) -> float:
-        """Seconds."""
-        ...
-
-    @property
-    def end(self) -> float:
-        """Seconds."""
-        ...
-
-
 class Step(NamedTuple):
     """One measured step: for each rank, its ops' times in the plan's order, in milliseconds."""
 
     number: int
     start: list[list[float]]
     end: list[list[float]]
+
+
+class OpTimes(NamedTuple):
+    """An op as planned and as it ran, in milliseconds."""
+
+    op: str
+    rank: int
+    planned_start: float
+    planned_end: float
+    start: float
+    end: float
+
+    @property
+    def late(self) -> float:
+        """How long after its planned start it started."""
+        return self.start - self.planned_start
+
+    @property
+    def longer(self) -> float:
+        """How much longer than planned it took."""
+        return (self.end - self.start) - (self.planned_end - self.planned_start)
 
 
 class _Op(NamedTuple):
@@ -70,6 +71,10 @@ class _Op(NamedTuple):
     kind: str
     unit: int
     recompute: bool
+
+    @property
+    def text(self) -> str:
+        return f"{self.stage}{self.kind}{self.unit}"
 
 
 def _ops(plan: Plan, rank: int) -> Iterator[_Op]:
@@ -99,19 +104,19 @@ class Profile:
     side_by_side: bool = True
     """Whether each rank had a process of its own. If not, they took turns."""
 
-    def add(self, number: int, events: Iterable[RecordedOp]) -> None:
+    def add(self, number: int, events: Iterable[OpEvent]) -> None:
         """Take a step's events: all ranks', on one clock.
 
         Raises:
             ParseError: They are not the plan's ops.
         """
-        by_rank: dict[int, list[RecordedOp]] = defaultdict(list)
+        by_rank: dict[int, list[OpEvent]] = defaultdict(list)
         for event in sorted(events, key=lambda event: (event.start, event.end)):
             by_rank[event.rank].append(event)
         begin = min((own[0].start for own in by_rank.values()), default=0.0)
         step = Step(number, [], [])
         for rank in range(self.plan.pp):
-            place = {f"{op.stage}{op.kind}{op.unit}": op.at for op in _ops(self.plan, rank)}
+            place = {op.text: op.at for op in _ops(self.plan, rank)}
             own = sorted(by_rank[rank], key=lambda event: place.get(event.op, -1))
             if [event.op for event in own] != list(place):
                 raise ParseError(
@@ -154,29 +159,30 @@ class Profile:
         ]
         return Drawing(self.plan, *ticks, ticks_per_unit=_NANOSECONDS_PER_MS)
 
+    def compare(self, planned: Timeline) -> list[OpTimes]:
+        """Compare each op of the median step with its plan, rank by rank."""
+        step = self.median_step()
+        step = step if self.side_by_side else self._replayed(step)
+        found = []
+        for rank in range(self.plan.pp):
+            plan_start, plan_end = planned.start(rank).tolist(), planned.end(rank).tolist()
+            for op in _ops(self.plan, rank):
+                times = (plan_start[op.at], plan_end[op.at])
+                real = (step.start[rank][op.at], step.end[rank][op.at])
+                found.append(OpTimes(op.text, rank, *times, *real))
+        return found
+
     def _replayed(self, step: Step) -> Step:
-        ends: dict[tuple[int, str, int], float] = {}
-        order = [list(_ops(self.plan, rank)) for rank in range(self.plan.pp)]
-        result = Step(step.number, [[] for _ in order], [[] for _ in order])
-        waiting, moved = list(range(len(order))), True
-        while waiting and moved:
-            moved = False
-            for rank in list(waiting):
-                while len(result.end[rank]) < len(order[rank]):
-                    op = order[rank][len(result.end[rank])]
-                    needed = _producer(op, self.plan)
-                    if needed is not None and needed not in ends:
-                        break
-                    ready = 0.0 if needed is None else ends[needed]
-                    begin = max(ready, result.end[rank][-1] if result.end[rank] else 0.0)
-                    took = step.end[rank][op.at] - step.start[rank][op.at]
-                    result.start[rank].append(begin)
-                    result.end[rank].append(begin + took)
-                    ends[_name(op)] = begin + took
-                    moved = True
-                else:
-                    waiting.remove(rank)
-        return result
+        orders = [list(_ops(self.plan, rank)) for rank in range(self.plan.pp)]
+        events = [
+            Timed(op.rank, op.text, step.start[op.rank][op.at], step.end[op.rank][op.at])
+            for order in orders
+            for op in order
+        ]
+        found = {timed.op: timed for timed in replay(events, self.plan.num_stages)}
+        times = [[found[op.text] for op in order] for order in orders]
+        start, end = ([[getattr(t, at) for t in row] for row in times] for at in ("start", "end"))
+        return Step(step.number, start, end)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the profile as JSON."""

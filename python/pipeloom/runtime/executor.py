@@ -7,6 +7,8 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
+from torch.autograd import _profiler_enabled  # type: ignore[attr-defined]
+from torch.autograd.profiler import record_function
 
 from pipeloom.runtime.backward import (
     SplitBackward,
@@ -117,6 +119,7 @@ class RankExecutor:
         announce = shape_of is None
         inbox, gradients, outbox = self._inbox, self._gradients, self._outbox
         record = self._options.record
+        profiled = _profiler_enabled()
         start = 0.0
         for op in self.program.instructions:
             self.at = op
@@ -140,15 +143,22 @@ class RankExecutor:
                 source = source.take()
             if record:
                 start = perf_counter()
-            if action == RUN_FORWARD:
-                self._forward(op, source)
-            elif action == RUN_WEIGHT_HALF:
-                self._weight_half(op)
+            if profiled:
+                with record_function(f"rank {self.rank} {op.text}"):
+                    self._compute(op, source)
             else:
-                self._backward(op, source)
+                self._compute(op, source)
             if record:
                 self.events.append(Event(self.rank, op.position, op.text, start, perf_counter()))
         self.at = None
+
+    def _compute(self, op: Instruction, source: Any) -> None:
+        if op.action == RUN_FORWARD:
+            self._forward(op, source)
+        elif op.action == RUN_WEIGHT_HALF:
+            self._weight_half(op)
+        else:
+            self._backward(op, source)
 
     def _forward(self, op: Instruction, stage_input: Tensor | None) -> None:
         cell = op.cell

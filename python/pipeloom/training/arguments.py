@@ -38,6 +38,7 @@ FREE_TO_CHANGE = frozenset(
         "microbatch_group_size",
         "num_microbatches_with_partial_activation_checkpoints",
         "p2p",
+        "profile",
     }
 )
 
@@ -125,6 +126,7 @@ class TrainingArguments:
     save_interval: int = _option(50, "steps between checkpoints; 0: only at the end")
     eval_interval: int = _option(0, "steps between evaluations; 0: only at the end")
     eval_microbatches: int = _option(16, "microbatches of an evaluation")
+    profile: bool = _option(False, "record each op's times on every rank, for `pipeloom show RUN`")
     log_interval: int = _option(10, "steps between lines where there is no progress bar")
 
     # Known once the corpus has been read.

@@ -397,7 +397,11 @@ fn write_legend(text: &mut String, drawing: &Drawing, spans: &[Vec<Span>], color
         text.push_str("   * recomputed");
     }
     if all().any(|span| span.critical) {
-        text.push_str("   ! critical path");
+        text.push_str(if color {
+            "   \x1b[1;4m! critical path\x1b[0m"
+        } else {
+            "   ! critical path"
+        });
     }
     match drawing.shape.chunks_per_rank() {
         1 => {}

@@ -269,7 +269,8 @@ def test_simulate_prints_what_the_timeline_says(run):
     _, text, _ = run("simulate", "zb_h1", *SHAPE)
     words = [line.split() for line in text.splitlines()]
     assert ["makespan", f"{timeline.makespan:g}"] in [line[:2] for line in words]
-    assert ["3", f"{timeline.bubble(3):.1%}", f"{timeline.peak_memory(3):g}"] in words
+    parts = [f"{part:g}" for part in timeline.bubble_parts(3).values()]
+    assert ["3", f"{timeline.bubble(3):.1%}", *parts, f"{timeline.peak_memory(3):g}"] in words
 
 
 def test_compare_gives_every_schedule_the_same_model(run):

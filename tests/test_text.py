@@ -30,7 +30,7 @@ def test_torchs_orders_are_read(record, refused):
     text = "\n".join(record["order"])
     if record["schedule"] == "1F1B":
         # The last rank of torch 2.13's own listing runs F1..Fm instead of F0..F(m-1).
-        refused(pl.CheckError, lambda: pl.Plan.from_csv(text), "is missing")
+        refused(pl.CheckError, lambda: pl.Plan.from_csv(text), "never runs")
         return
     plan = pl.Plan.from_csv(text)
     assert (plan.pp, plan.vp, plan.num_microbatches) == (record["pp"], record["v"], record["m"])
@@ -94,7 +94,7 @@ def test_csv_errors_say_where(refused, tmp_path):
     refused(pl.ParseError, lambda: read(tmp_path / "bytes.csv"), "UTF-8")
     with pytest.raises(pl.CheckError) as caught:
         read("0F0,0F1,0B0,0B1\n1F1,1B0")
-    assert {violation.op for violation in caught.value.violations} == {"1F0"}
+    assert {violation.op for violation in caught.value.violations} == {"1F0", "1B1"}
     message = refused(pl.CheckError, lambda: read("0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0"), "deadlock")
     assert "1F1 waits for 0F1" in message
 
@@ -103,7 +103,7 @@ def test_swapped_sends_are_refused(refused):
     """torch reads this and computes wrong gradients."""
     rank0 = "0F0,0F1,0SEND_F1,0SEND_F0,0RECV_B0,0B0,0RECV_B1,0B1"
     rank1 = "1RECV_F0,1RECV_F1,1F0,1B0,1SEND_B0,1F1,1B1,1SEND_B1"
-    refused(pl.CheckError, lambda: pl.Plan.from_csv(f"{rank0}\n{rank1}"), "meets `0SEND_F1`")
+    refused(pl.CheckError, lambda: pl.Plan.from_csv(f"{rank0}\n{rank1}"), "0SEND_F1 at position 2")
 
 
 SAVED = [

@@ -15,6 +15,7 @@ from pipeloom._core import (
     Costs,
     Layout,
     LayoutError,
+    Load,
     ParseError,
     Plan,
     PlanError,
@@ -31,6 +32,7 @@ from pipeloom.dispatch import (
     forward_backward_pipelining_without_interleaving,
     get_forward_backward_func,
 )
+from pipeloom.memory import MemoryReport, ModelMemory
 from pipeloom.planning import OpKind, Schedule, legal_num_microbatches, plan, schedules
 
 __all__ = [
@@ -39,6 +41,9 @@ __all__ = [
     "Costs",
     "Layout",
     "LayoutError",
+    "Load",
+    "MemoryReport",
+    "ModelMemory",
     "OpKind",
     "ParseError",
     "Plan",

@@ -19,6 +19,7 @@ __all__ = [
     "Drawing",
     "Layout",
     "LayoutError",
+    "Load",
     "ParseError",
     "Plan",
     "PlanError",
@@ -128,6 +129,38 @@ def schedules_table() -> list[dict[str, Any]]:
     """One dict a schedule: name, summary, source, constraints, vp, placement, arguments."""
 
 @final
+class Load:
+    """What each part of a layout costs, in the unit of the costs given."""
+
+    @property
+    def stages(self) -> list[float]:
+        """Cost of each stage of one replica, in stage order."""
+
+    @property
+    def ranks(self) -> list[float]:
+        """Cost of each rank: the sum of its chunks'."""
+
+    @property
+    def rank(self) -> int:
+        """The busiest rank; the first of equals."""
+
+    @property
+    def bottleneck(self) -> float:
+        """Cost of the busiest rank."""
+
+    @property
+    def best(self) -> float | None:
+        """The bottleneck of `Layout.balanced` at these costs; None: no split fits the memory."""
+
+    @property
+    def proved(self) -> bool:
+        """Whether no split at all has a smaller bottleneck than `best`."""
+
+    @property
+    def why(self) -> str:
+        """What the busiest rank holds, an equal share of all, and whether that can be better."""
+
+@final
 class Layout:
     """Which layers each chunk of each rank builds.
 
@@ -233,13 +266,22 @@ class Layout:
         vp: SupportsIndex | None = None,
         embedding_cost: float = 0.0,
         loss_cost: float = 0.0,
+        mtp_costs: Sequence[float] = ...,
         no_cut_after: Sequence[SupportsIndex] = ...,
+        allow_empty: bool = False,
+        memory_limit: float | Sequence[float] | None = None,
+        layer_memory: Sequence[float] | None = None,
+        embedding_memory: float = 0.0,
+        loss_memory: float = 0.0,
+        mtp_memory: Sequence[float] | None = None,
         placement: _Placement = "loop",
     ) -> Layout:
-        """The split whose heaviest stage is as light as can be; of several the most even one.
+        """The split whose busiest rank has as little as can be, then its slowest stage.
 
-        Stages are balanced, not ranks: with vp > 1 a rank's load is the sum of its chunks'. No
-        stage stays empty if there are layers enough. Equal layers alone split as by `even`.
+        A rank runs its chunks one after the other, so its load is their sum. Of equal splits the
+        most even one is taken (least sum of squares); equal layers alone split as by `even`. Exact
+        where each rank holds one stage; for several, `load(...).proved` says whether it is. No
+        stage stays without layers if there are enough, unless `allow_empty`.
 
         Args:
             layer_costs: each decoder layer's cost, in any one unit of time or size.
@@ -247,20 +289,58 @@ class Layout:
             vp: chunks a rank (None: 1).
             embedding_cost: cost of the embedding, on the first stage, in the same unit.
             loss_cost: cost of final norm, output layer and loss, on the last stage.
+            mtp_costs: each MTP layer's cost; they stand behind the decoder layers, in the last
+                chunk of a rank other than 0, or in the last stage.
             no_cut_after: numbers (from 1) of layers that must share a stage with the next one.
+            allow_empty: whether stages may stay without layers where that helps.
+            memory_limit: most memory of a rank, or one number for each; None: no limit.
+            layer_memory: memory of each decoder layer, in the unit of `memory_limit`.
+            embedding_memory: memory of the embedding.
+            loss_memory: memory of final norm and output layer.
+            mtp_memory: memory of each MTP layer.
             placement: which rank holds which stage.
 
         Returns:
             The layout.
 
         Raises:
-            LayoutError: if a cost is negative or not finite, or there are more than 1024 layers
-                or stages.
+            LayoutError: if a cost is negative or not finite, there are more than 1024 layers or
+                stages, or no split fits the memory.
             ConfigError: if a number is out of range or the placement is unknown.
 
         Examples:
             >>> pl.Layout.balanced([1] * 12, pp=4, embedding_cost=1, loss_cost=2).to_string()
             'Ettt|t*4|ttt|ttL'
+            >>> pl.Layout.balanced([1] * 10, pp=2, vp=2, loss_cost=2).to_string()
+            'Ettt|ttt|ttt|tL'
+        """
+
+    def load(
+        self,
+        layer_costs: Sequence[float],
+        *,
+        embedding_cost: float = 0.0,
+        loss_cost: float = 0.0,
+        mtp_costs: Sequence[float] = ...,
+        no_cut_after: Sequence[SupportsIndex] = ...,
+        allow_empty: bool = False,
+        memory_limit: float | Sequence[float] | None = None,
+        layer_memory: Sequence[float] | None = None,
+        embedding_memory: float = 0.0,
+        loss_memory: float = 0.0,
+        mtp_memory: Sequence[float] | None = None,
+    ) -> Load:
+        """What this layout comes to at these costs, and why; arguments as in `balanced`.
+
+        Raises:
+            LayoutError: if the costs are of another number of layers, negative or not finite.
+
+        Examples:
+            >>> load = pl.Layout.even(8, pp=4).load([1] * 8, loss_cost=2)
+            >>> load.ranks, load.bottleneck, load.best
+            ([2.0, 2.0, 2.0, 4.0], 4.0, 3.0)
+            >>> load.why.split("; ")[0]
+            'rank 3 is the busiest with 4: layers 7 to 8 (2), loss (2)'
         """
 
     @staticmethod
@@ -619,6 +699,21 @@ class Timeline:
     def bubble(self, rank: SupportsIndex, /) -> float:
         """1 - the rank's work / makespan."""
 
+    def bubble_parts(self, rank: SupportsIndex, /) -> dict[str, float]:
+        """The rank's idle time by what it waits for; the parts add up to makespan - work.
+
+        Returns:
+            `warmup`: before its first backward. `steady`: from there to its last forward.
+            `cooldown`: behind both, until the last rank ends. In these three what the rank needs
+            has not been computed yet. `transfer`: it has been, but is on its way, or a transfer
+            blocks the program.
+
+        Examples:
+            >>> timeline = pl.plan("1f1b", pp=2, num_microbatches=1).simulate(pl.Costs(latency=3))
+            >>> timeline.bubble_parts(0)
+            {'warmup': 6, 'steady': 0, 'cooldown': 0, 'transfer': 3}
+        """
+
     def work(self, rank: SupportsIndex, /) -> float:
         """Time that the rank computes."""
 
@@ -638,7 +733,8 @@ class Timeline:
     def critical_path(self) -> list[tuple[int, int]]:
         """A chain of ops from the first start to the last end, as (rank, row of its columns).
 
-        Each starts when the one before it, and its message, lets it.
+        Each starts when the one before it, and its message, lets it. With `link_contention` an op
+        that waited for a busy link follows the op whose message found that link free.
         """
 
     def _repr_svg_(self) -> str | None: ...
@@ -1053,9 +1149,8 @@ class Drawing:
         half is 0 for a whole row, 1 for its upper and 2 for its lower half.
         """
 
-    @property
-    def paper(self) -> dict[str, str]:
-        """Colours of what is no op: idle, memory, memory line."""
+    paper: Final[dict[str, str]]
+    """Colours of what is no op: idle, memory, memory line."""
 
     @property
     def pp(self) -> int:

@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from pipeloom.runtime.backward import SplitBackward, full_backward, gradient_edge
+from pipeloom.runtime.backward import SplitBackward, full_backward, gradient_edges
 
 WIDTH = 8
 
@@ -85,9 +85,9 @@ def make(kind):
 
 def halves_of(module, x, gradient, **options):
     """Gradients after I and after W, and the products of each."""
-    halves = SplitBackward(gradient_edge(module(x)), x, **options)
+    halves = SplitBackward(gradient_edges([module(x)]), [x], **options)
     with Products() as first:
-        halves.input_half(gradient)
+        halves.input_half([gradient])
     between = [None if p.grad is None else p.grad.clone() for p in module.parameters()]
     with Products() as second:
         halves.weight_half()
@@ -99,7 +99,7 @@ def test_halves_equal_the_whole(kind):
     module, x, gradient = make(kind)
     whole, y = copy.deepcopy(module), x.detach().clone().requires_grad_()
     with Products() as products:
-        full_backward(gradient_edge(whole(y)), gradient)
+        full_backward(gradient_edges([whole(y)]), [gradient])
         forward = products.count
     with Products() as products:
         whole(y)
@@ -130,8 +130,8 @@ def test_weight_half_adds_to_what_is_there():
 
 def test_first_stage_does_everything_in_the_weight_half():
     module, x, gradient = make("linear")
-    halves = SplitBackward(gradient_edge(module(x.detach())), None)
-    halves.input_half(gradient)
+    halves = SplitBackward(gradient_edges([module(x.detach())]), [])
+    halves.input_half([gradient])
     assert module.weight.grad is None
     halves.weight_half()
     assert module.weight.grad is not None
@@ -139,8 +139,8 @@ def test_first_stage_does_everything_in_the_weight_half():
 
 def test_stage_that_ignores_its_input():
     module, x, gradient = make("linear")
-    halves = SplitBackward(gradient_edge(module(torch.ones_like(x.detach()))), x)
-    halves.input_half(gradient)
+    halves = SplitBackward(gradient_edges([module(torch.ones_like(x.detach()))]), [x])
+    halves.input_half([gradient])
     assert x.grad is None
     assert module.weight.grad is None
     halves.weight_half()
@@ -148,8 +148,8 @@ def test_stage_that_ignores_its_input():
 
 
 def test_nothing_to_train():
-    halves = SplitBackward(None, torch.ones(1))
-    halves.input_half(torch.ones(1))
+    halves = SplitBackward([], [torch.ones(1)])
+    halves.input_half([torch.ones(1)])
     halves.weight_half()
 
 
@@ -170,8 +170,8 @@ def test_recomputed_forward_runs_once():
 def test_graph_is_let_go_after_the_weight_half():
     module, x, gradient = make("attention")
     output = module(x)
-    halves = SplitBackward(gradient_edge(output), x)
-    halves.input_half(gradient)
+    halves = SplitBackward(gradient_edges([output]), [x])
+    halves.input_half([gradient])
     halves.weight_half()
     with pytest.raises(RuntimeError, match="second time"):
         output.backward(gradient)

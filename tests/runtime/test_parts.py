@@ -254,7 +254,7 @@ def test_edge_lets_the_output_go():
     edge = gradient_edge(output)
     del output
     assert gone.is_set()
-    full_backward(edge, torch.ones(3))
+    full_backward([edge], [torch.ones(3)])
     torch.testing.assert_close(input_gradient(x), 2 * torch.cos(2 * torch.ones(3)))
     assert x.grad is None
 

@@ -1,10 +1,40 @@
-"""A small text and a small run."""
+"""A small text, small runs, and the same with one process a rank."""
 
 import itertools
+import os
+from functools import partial
 
 import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
 
+from pipeloom.model import gpt_builder, model_provider
+from pipeloom.training import artifacts
 from pipeloom.training.arguments import TrainingArguments
+from pipeloom.training.data import train_valid_test_datasets_provider
+from pipeloom.training.pretrain import forward_step, pretrain
+
+GPT = partial(model_provider, gpt_builder)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def curves():
+    """Asks for loss curves, which take matplotlib seconds to draw."""
+
+
+@pytest.fixture(autouse=True)
+def few_curves(monkeypatch, request):
+    if "curves" not in request.fixturenames:
+        monkeypatch.setattr(artifacts, "draw_loss_curve", lambda *_, **__: [])
 
 
 @pytest.fixture
@@ -64,3 +94,63 @@ def require_sense():
                     assert ends[f"{stage}B{microbatch}"][1] <= ends[f"{stage - 1}B{microbatch}"][0]
 
     return check
+
+
+def run_one(args, forward_step_func=forward_step):
+    """Trains; what the run ended with, as plain values that go through a file."""
+    result = pretrain(train_valid_test_datasets_provider, GPT, forward_step_func, args=args)
+    return {
+        "losses": [record.loss for record in result.losses if record.loss is not None],
+        "valid_loss": result.valid_loss,
+        "folder": str(result.folder),
+        "written": [path is not None and path.exists() for path in (result.trace,)],
+    }
+
+
+@pytest.fixture
+def run():
+    return run_one
+
+
+def child(rank, pp, folder, body):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=pp)
+    try:
+        outcome = body()
+    except BaseException as error:
+        torch.save(f"{type(error).__name__}: {error}", f"{folder}/{rank}")
+        os._exit(3)
+    torch.save(outcome, f"{folder}/{rank}")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def launch(tmp_path):
+    """Forks ranks that run a body; gives what each left: its result, its error, or None."""
+    folders = (tmp_path / f"processes{number}" for number in itertools.count())
+
+    def start(pp, body, *, victim=None):
+        """A victim kills or stops itself: it is waited for last, and leaves nothing."""
+        folder = next(folders)
+        folder.mkdir()
+        context = mp.get_context("fork")
+        processes = [
+            context.Process(target=child, args=(rank, pp, str(folder), body)) for rank in range(pp)
+        ]
+        for process in processes:
+            process.start()
+        for rank, process in enumerate(processes):
+            if rank == victim:
+                continue
+            process.join(60)
+            if process.is_alive():
+                process.kill()
+                pytest.fail(f"rank {rank} hangs")
+        if victim is not None:
+            processes[victim].kill()
+            processes[victim].join()
+        files = [folder / str(rank) for rank in range(pp)]
+        return [torch.load(file) if file.exists() else None for file in files]
+
+    return start

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,15 +11,17 @@ from pipeloom.model import GPTModel, TransformerConfig
 from pipeloom.training import checkpoint
 from pipeloom.training.arguments import TrainingArguments
 from pipeloom.training.checkpoint import (
-    Processes,
     TrainState,
     claim_run_folder,
     load_checkpoint,
+    newest_whole,
     read_state,
+    require_whole,
     resolve_checkpoint,
     save_checkpoint,
 )
 from pipeloom.training.errors import CheckpointError
+from pipeloom.training.processes import Processes
 from pipeloom.training.setup import make_optimizer
 
 
@@ -43,12 +46,6 @@ def save(folder, model, *, step=1, optimizer=None):
 
 def load(path, model, optimizer=None):
     load_checkpoint(path, chunks=[model], optimizer=optimizer, processes=Processes())
-
-
-def read_and_load(folder):
-    path = resolve_checkpoint(folder)
-    read_state(path)
-    load(path, gpt())
 
 
 def test_weights_and_optimizer_come_back_bitwise(tmp_path):
@@ -95,8 +92,9 @@ def test_a_failed_save_leaves_the_last_one(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(checkpoint.state_dict_saver, "save", full_disk)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(CheckpointError, match=r"step 2 can't be written .*No space") as caught:
         save(tmp_path, model, step=2)
+    assert f"newest whole checkpoint is {tmp_path / 'step-000001'}" in str(caught.value)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-000001"]
     load(resolve_checkpoint(tmp_path), model)
 
@@ -135,21 +133,31 @@ def test_a_model_that_does_not_fit_is_told_what_differs(tmp_path, fields, named)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
-@pytest.mark.parametrize("lost", [".metadata", "train.json", "__0_0.distcp"])
-def test_a_checkpoint_with_a_file_lost_is_refused(tmp_path, lost):
-    path = save(tmp_path, gpt())
-    (path / lost).unlink()
-    with pytest.raises(CheckpointError, match=r"is incomplete|cannot be read") as caught:
-        read_and_load(tmp_path)
-    assert "\nhint: " in str(caught.value)
+FILES = [".metadata", "train.json", "__0_0.distcp"]
 
 
-def test_a_tensor_file_cut_short_is_refused(tmp_path):
-    path = save(tmp_path, gpt())
-    file = path / "__0_0.distcp"
-    file.write_bytes(file.read_bytes()[:1000])
-    with pytest.raises(CheckpointError, match="cannot be read"):
-        load(path, gpt())
+def garble(file):
+    """Flips one byte in the middle: the size stays, and torch's reader takes it."""
+    text = bytearray(file.read_bytes())
+    text[len(text) // 2] ^= 0xFF
+    file.write_bytes(text)
+
+
+def cut(file):
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+@pytest.mark.parametrize("harm", [Path.unlink, cut, garble])
+@pytest.mark.parametrize("name", FILES)
+def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_named(tmp_path, name, harm):
+    before = save(tmp_path, gpt())
+    path = save(tmp_path, gpt(), step=2)
+    harm(path / name)
+    with pytest.raises(CheckpointError, match=r"is incomplete|is damaged") as caught:
+        require_whole(resolve_checkpoint(tmp_path))
+    assert str(caught.value).endswith(f"\nhint: go on from the one before: {before}")
+    assert require_whole(before).step == 1
+    assert newest_whole(tmp_path) == before
 
 
 def test_a_newer_format_is_refused(tmp_path):

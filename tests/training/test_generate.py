@@ -13,7 +13,6 @@ import torch
 
 import pipeloom as pl
 from pipeloom.training import command
-from pipeloom.training.arguments import add_train_arguments
 from pipeloom.training.checkpoint import resolve_checkpoint
 from pipeloom.training.command import run_train
 from pipeloom.training.errors import CheckpointError
@@ -24,6 +23,7 @@ from pipeloom.training.generate import (
     run_generate,
     sample_tokens,
 )
+from pipeloom.training.options import add_train_arguments
 
 SMALL = (
     *("--num-layers", "4", "--hidden-size", "32", "--num-attention-heads", "2"),
@@ -105,6 +105,7 @@ def test_a_checkpoint_that_is_not_there_is_named(tmp_path):
         run_generate(parse(add_generate_arguments, *words))
 
 
+@pytest.mark.usefixtures("curves")
 def test_the_end_of_a_run_says_where_everything_is(text, tmp_path, capsys):
     words = (*SMALL, "--data", str(text), "--steps", "2", "--out", str(tmp_path / "run"))
     assert run_train(parse(add_train_arguments, *words)) == 0
@@ -141,7 +142,7 @@ def test_without_torch_the_error_has_the_line_that_installs_it(monkeypatch):
 
 SCRIPT = """
 import argparse, sys
-from pipeloom.training.arguments import add_train_arguments
+from pipeloom.training.options import add_train_arguments
 from pipeloom.training.command import run_train
 parser = argparse.ArgumentParser()
 add_train_arguments(parser)

@@ -19,14 +19,6 @@ from pipeloom.training.pretrain import forward_step, pretrain
 GPT = partial(model_provider, gpt_builder)
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def train(args, forward_step_func=forward_step):
     return pretrain(train_valid_test_datasets_provider, GPT, forward_step_func, args=args)
 
@@ -44,6 +36,7 @@ PIPELINES = {
     "1f1b": {"pp": 2, "schedule": "1f1b"},
     "gpipe": {"pp": 4, "schedule": "gpipe"},
     "interleaved": {"pp": 2, "vp": 2},
+    "zb_v": {"pp": 2, "schedule": "zb_v"},
     "recompute": {"pp": 2, "num_microbatches_with_partial_activation_checkpoints": 1},
 }
 
@@ -61,6 +54,49 @@ def test_every_pipeline_trains_the_same_model(make_args, pipeline, tied):
         torch.testing.assert_close(weights(other)[name], value, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("row", [r for r in pl.schedules() if r.placement != "bidirectional"])
+def test_every_schedule_of_one_replica_is_trained_or_refused_by_name(make_args, row):
+    fields = {"schedule": row.name, "num_microbatches": 4, "steps": 1}
+    if row.name == "no_pipelining":
+        fields["pp"] = 1
+    if row.vp is None:
+        fields["vp"] = 2
+    if row.name in ("seq1f1b", "forward_only"):
+        with pytest.raises(pl.ConfigError, match=f"schedule='{row.name}'"):
+            make_args(**fields)
+        return
+    one = train(make_args(**ONE, steps=1))
+    other = train(make_args(**fields))
+    assert losses(other) == losses(one)
+    assert other.valid_loss == pytest.approx(one.valid_loss, rel=1e-6)
+
+
+def test_a_saved_plan_and_a_csv_are_trained(make_args, tmp_path):
+    plan = pl.plan("zb_v", pp=2, num_microbatches=4)
+    plan.save(tmp_path / "plan")
+    plan.to_csv(tmp_path / "plan.csv")
+    by_name = train(make_args(schedule="zb_v"))
+    for file in ("plan", "plan.csv"):
+        args = make_args(plan=str(tmp_path / file), pp=7, num_microbatches=9)
+        assert (args.pp, args.vp, args.num_microbatches) == (2, 2, 4)
+        by_file = train(args)
+        assert losses(by_file) == losses(by_name)
+        assert by_file.valid_loss == by_name.valid_loss
+
+
+def test_bfloat16_computes_in_it_and_keeps_float32_weights(make_args):
+    fields = {"dtype": "bfloat16", "steps": 3}
+    one = train(make_args(**ONE, **fields))
+    cut = train(make_args(**fields, recompute=True))
+    full = train(make_args(**ONE, steps=3))
+    assert losses(cut)[0] == losses(one)[0]
+    assert losses(cut) == pytest.approx(losses(one), rel=1e-4)
+    assert losses(one) != losses(full)
+    assert losses(one) == pytest.approx(losses(full), rel=1e-2)
+    assert {value.dtype for value in weights(one).values()} == {torch.float32}
+
+
+@pytest.mark.usefixtures("curves")
 def test_the_loss_falls_and_the_run_says_where_everything_is(make_args):
     args = make_args(steps=40, lr=1e-2, eval_interval=20)
     result = train(args)
@@ -126,20 +162,43 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_the_last_checkpoint_kept(ma
     assert all(torch.isfinite(value).all() for value in load_model(kept).model.parameters())
 
 
-def test_an_interruption_keeps_the_last_checkpoint_and_nothing_half(make_args, monkeypatch):
+def interrupted_at(step):
+    """A forward step that Ctrl-C hits."""
+
+    def forward(iterator, chunk, recompute=None):
+        batch = next(iterator)
+        if batch.step == step:
+            raise KeyboardInterrupt
+        return forward_step(iter([batch]), chunk, recompute)
+
+    return forward
+
+
+def test_an_interruption_keeps_every_whole_step_and_goes_on_exactly(make_args):
+    straight = train(make_args(steps=5))
+    args = make_args(steps=5)
+    with pytest.raises(KeyboardInterrupt, match=r"after step 3; last checkpoint: .*step-000003"):
+        train(args, interrupted_at(3))
+    resumed = train(make_args(steps=5, resume=args.out, out=None))
+    assert losses(resumed) == losses(straight)
+    for name, value in weights(straight).items():
+        assert torch.equal(weights(resumed)[name], value), name
+
+
+def test_an_interruption_of_a_save_keeps_the_last_checkpoint_and_nothing_half(
+    make_args, monkeypatch
+):
     args = make_args(steps=6, save_interval=2)
-
-    def interrupted(*_, **__):
-        raise KeyboardInterrupt
-
     saves = []
     save = checkpoint.state_dict_saver.save
 
-    def second_is_interrupted(*given, **named):
+    def later_ones_are_interrupted(*given, **named):
         saves.append(1)
-        return interrupted() if len(saves) == 2 else save(*given, **named)
+        if len(saves) >= 2:
+            raise KeyboardInterrupt
+        return save(*given, **named)
 
-    monkeypatch.setattr(checkpoint.state_dict_saver, "save", second_is_interrupted)
+    monkeypatch.setattr(checkpoint.state_dict_saver, "save", later_ones_are_interrupted)
     with pytest.raises(KeyboardInterrupt, match=r"step 4; last checkpoint: .*step-000002"):
         train(args)
     kept = resolve_checkpoint(args.out)

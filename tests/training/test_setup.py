@@ -1,6 +1,7 @@
 """Arguments, optimizer, schedule, log and measures of a run."""
 
 import argparse
+import importlib.util
 import io
 import json
 import subprocess
@@ -12,9 +13,10 @@ import torch
 
 import pipeloom as pl
 from pipeloom.model import GPTModel, TransformerConfig
-from pipeloom.training.arguments import TrainingArguments, add_train_arguments, arguments_from
+from pipeloom.training.arguments import TrainingArguments
 from pipeloom.training.log import RunLog, StepRecord, read_losses
 from pipeloom.training.measure import busiest, side_by_side
+from pipeloom.training.options import add_train_arguments, arguments_from
 from pipeloom.training.setup import OptimizerParamScheduler, make_optimizer, parameters_of
 
 
@@ -51,7 +53,7 @@ def test_the_default_is_8_layers_on_pp_2_vp_2():
     [
         ({"steps": 0}, "steps=0 is not at least 1"),
         ({"lr": 0.0}, r"lr=0\.0 is not above 0"),
-        ({"min_lr": 1.0}, r"min_lr=1\.0 is not between 0 and lr=0\.002"),
+        ({"min_lr": 1.0}, r"min_lr=1\.0 is not between 0 and lr=0\.006"),
         ({"adam_beta2": 1.0}, r"adam_beta2=1\.0"),
         ({"clip_grad": -1.0}, r"clip_grad=-1\.0 is not at least 0"),
         ({"activation": "relu"}, "activation='relu' is not one of gelu, swiglu"),
@@ -59,6 +61,16 @@ def test_the_default_is_8_layers_on_pp_2_vp_2():
         ({"schedule": "2f2b"}, "2f2b"),
         ({"schedule": "1f1b", "vp": 2}, "vp"),
         ({"schedule": "dualpipe"}, "schedule='dualpipe' runs 2 copies"),
+        ({"steps": "many"}, "steps='many' is not of type int"),
+        ({"steps": True}, "steps=True is not of type int"),
+        ({"vp": 1.0}, r"vp=1\.0 is not of type int or None"),
+        ({"lr": float("nan")}, "lr=nan is not above 0"),
+        ({"data": [1]}, r"data=\(1,\) is not a list of paths"),
+        ({"dp": 0}, "dp=0 is not at least 1"),
+        (
+            {"recompute": True, "num_microbatches_with_partial_activation_checkpoints": 1},
+            "recompute=True runs every forward again, but .*=1 keeps some",
+        ),
     ],
 )
 def test_a_bad_argument_is_named(fields, named):
@@ -94,6 +106,141 @@ def test_a_resumed_run_keeps_its_arguments(tmp_path):
     assert (moved.pp, moved.vp, moved.schedule) == (4, 1, "1f1b")
     with pytest.raises(pl.ConfigError, match=r"lr=0\.1 differs from the resumed run's 0\.02"):
         parse("--resume", str(tmp_path), "--lr", "0.1")
+
+
+def resumable(tmp_path, **fields):
+    """A run folder with the checkpoint of a run with these arguments."""
+    path = tmp_path / "run" / "checkpoints" / "step-000003"
+    path.mkdir(parents=True)
+    (path / "train.json").write_text(
+        json.dumps(
+            {
+                "step": 3,
+                "consumed_samples": 96,
+                "scheduler": {},
+                "architecture": {},
+                "arguments": TrainingArguments(steps=3, **fields).to_dict(),
+                "format_version": 1,
+            }
+        )
+    )
+    (path.parent / "latest").write_text("step-000003\n")
+    return str(tmp_path / "run")
+
+
+def test_a_resume_may_cut_a_step_anew_but_not_change_its_size(tmp_path):
+    run = resumable(tmp_path, num_microbatches=8)
+    args = parse("--resume", run, "--steps", "9", "--dp", "2")
+    assert (args.num_microbatches, args.dp) == (4, 2)
+    assert args.samples_per_step == 16
+    with pytest.raises(pl.ConfigError, match="num_microbatches=4 x dp=1 is not the 8"):
+        parse("--resume", run, "--steps", "9", "--num-microbatches", "4")
+    with pytest.raises(pl.ConfigError, match="num_microbatches=8 x dp=3 is not the 8"):
+        parse("--resume", run, "--steps", "9", "--dp", "3")
+
+
+@pytest.mark.parametrize("change", [["--pp", "4"], ["--schedule", "1f1b"], ["--vp", "1"]])
+def test_a_run_of_a_plan_file_goes_on_with_another_plan(tmp_path, change):
+    pl.plan("zb_v", pp=2, num_microbatches=4).to_csv(tmp_path / "plan.csv")
+    run = resumable(tmp_path, plan=str(tmp_path / "plan.csv"))
+    args = parse("--resume", run, "--steps", "9", *change)
+    assert args.plan is None
+    assert args.num_microbatches == 4
+    assert parse("--resume", run, "--steps", "9").make_plan().placement == "v"
+
+
+CONFIGS = {
+    "run.toml": 'num-layers = 6\nlayout = "Ett|ttttL"\nschedule = "1f1b"\ndata = "text"\nlr = 1\n',
+    "run.json": json.dumps(
+        {"num_layers": 6, "layout": "Ett|ttttL", "schedule": "1f1b", "data": ["text"], "lr": 1}
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_configuration_file_has_the_options_and_flags_win(tmp_path, name):
+    file = tmp_path / name
+    file.write_text(CONFIGS[name])
+    args = parse("--config", str(file), "--lr", "0.5", "--no-recompute")
+    assert (args.num_layers, args.lr, args.data, args.recompute) == (6, 0.5, ("text",), False)
+    assert args.layout.layers(1, 0) == [3, 4, 5, 6]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "named"),
+    [
+        (
+            "a.toml",
+            "num_layer = 6",
+            r"there is no option 'num_layer'\nhint: did you mean num_layers",
+        ),
+        ("a.toml", "layout_text = 'EtL'", "there is no option 'layout_text'"),
+        ("a.toml", "vocab_size = 3", "there is no option 'vocab_size'"),
+        ("a.toml", "steps = [", "is no TOML"),
+        ("a.json", "{", "is no JSON"),
+        ("a.json", "[1]", "holds no JSON object"),
+        ("a.toml", "steps = 'ten'", "steps='ten' is not of type int"),
+        ("a.toml", "\udcff", "can't be read"),
+        ("none.toml", None, "can't be read: No such file"),
+    ],
+)
+def test_a_bad_configuration_file_is_named(tmp_path, name, text, named):
+    file = tmp_path / name
+    if text is not None:
+        file.write_text(text, errors="surrogateescape")
+    with pytest.raises(pl.ConfigError, match=named) as caught:
+        parse("--config", str(file))
+    assert "\nhint: " in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--pp", "2"], "says pp itself, but pp=2 is given too"),
+        (["--schedule", "1f1b"], "says schedule itself"),
+        (["--num-microbatches", "4"], "hint: leave --num-microbatches out"),
+        (["--recompute"], "says recompute itself"),
+        (["--p2p", "fifo"], r"has its own sends and receives \(streams\), so p2p='fifo'"),
+    ],
+)
+def test_a_plan_file_and_what_it_says_itself_are_a_contradiction(tmp_path, words, named):
+    pl.plan("1f1b", pp=2, num_microbatches=4).lower("streams").save(tmp_path / "plan")
+    with pytest.raises(pl.ConfigError, match=named):
+        parse("--plan", str(tmp_path / "plan"), *words)
+
+
+def test_tensorboard_that_is_not_installed_is_told_with_the_line_that_installs_it(monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "tensorboard" else find(name)
+    )
+    with pytest.raises(pl.ConfigError, match="hint: pip install tensorboard"):
+        TrainingArguments(tensorboard=True)
+
+
+def test_tensorboard_gets_every_number_of_a_record(tmp_path, monkeypatch):
+    told = []
+
+    class Writer:
+        def __init__(self, folder, purge_step):
+            told.append((folder, purge_step))
+
+        def add_scalar(self, name, value, step):
+            told.append((name, value, step))
+
+        def close(self):
+            told.append("closed")
+
+    stub = SimpleNamespace(SummaryWriter=Writer)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", stub)
+    log = RunLog(tmp_path, first_step=2, steps=3, tensorboard=True, stream=io.StringIO())
+    with log:
+        log.record(StepRecord(3, loss=1.5, lr=0.1))
+    assert told == [
+        (tmp_path / "tensorboard", 3),
+        *(("loss", 1.5, 3), ("lr", 0.1, 3)),
+        "closed",
+    ]
 
 
 def test_the_rate_rises_in_a_line_and_falls_in_a_cosine():
@@ -198,7 +345,7 @@ def test_ranks_that_took_turns_are_timed_side_by_side(schedule, shape, makespan)
 def test_options_are_added_without_torch():
     code = (
         "import argparse, sys\n"
-        "from pipeloom.training.arguments import add_train_arguments, arguments_from\n"
+        "from pipeloom.training.options import add_train_arguments, arguments_from\n"
         "from pipeloom.training.generate import add_generate_arguments\n"
         "import pipeloom.training.command, pipeloom.training.corpus\n"
         "parser = argparse.ArgumentParser()\n"

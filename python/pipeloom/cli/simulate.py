@@ -56,6 +56,7 @@ def report(timeline: Timeline, pp: int) -> dict[str, object]:
         "lower_bound": timeline.lower_bound,
         "gap": timeline.gap,
         "bubble": [timeline.bubble(rank) for rank in range(pp)],
+        "bubble_parts": [timeline.bubble_parts(rank) for rank in range(pp)],
         "peak_memory": [timeline.peak_memory(rank) for rank in range(pp)],
     }
 
@@ -80,10 +81,13 @@ def run(arguments: argparse.Namespace) -> int:
         ("gap", f"{timeline.gap:.1%}", "of the makespan above the lower bound"),
     ]
     print(options.table(facts, right=[1]))
-    ranks = [("RANK", "BUBBLE", "PEAK MEMORY")] + [
-        (str(rank), f"{timeline.bubble(rank):.1%}", f"{timeline.peak_memory(rank):g}")
-        for rank in range(plan.pp)
+    ranks: list[tuple[str, ...]] = [
+        ("RANK", "BUBBLE", "WARM-UP", "STEADY", "COOL-DOWN", "TRANSFER", "PEAK MEMORY")
     ]
+    for rank in range(plan.pp):
+        parts = [f"{part:g}" for part in timeline.bubble_parts(rank).values()]
+        bubble = f"{timeline.bubble(rank):.1%}"
+        ranks.append((str(rank), bubble, *parts, f"{timeline.peak_memory(rank):g}"))
     print()
-    print(options.table(ranks, right=[0, 1, 2]))
+    print(options.table(ranks, right=range(7)))
     return 0

@@ -52,6 +52,7 @@ _SAME_NAME = (
     "init_method_std",
     "seed",
     "params_dtype",
+    "compute_dtype",
 )
 
 

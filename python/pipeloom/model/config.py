@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 NORMALIZATIONS = ("RMSNorm", "LayerNorm")
 ACTIVATIONS = ("gelu", "swiglu")
 PARAMS_DTYPES = ("float32", "float64", "bfloat16")
+COMPUTE_DTYPES = ("float32", "bfloat16")
 # Where a model is cut does not change what it computes, so checkpoints ignore these.
 _PIPELINE_FIELDS = frozenset(
     {
@@ -59,6 +60,8 @@ class TransformerConfig:
         init_method_std: Standard deviation of initial weights.
         seed: With a parameter's name, all that its initial values depend on.
         params_dtype: `"float32"`, `"float64"` or `"bfloat16"`.
+        compute_dtype: `"bfloat16"` runs matrix products in it by autocast; weights, gradients,
+            the hidden states between layers and the loss keep `params_dtype`.
         pipeline_model_parallel_size: Ranks `pp` of the pipeline.
         virtual_pipeline_model_parallel_size: Chunks `vp` on a rank; None is one.
         pipeline_model_parallel_layout: Layers of each chunk; None is the even layout.
@@ -87,6 +90,7 @@ class TransformerConfig:
     init_method_std: float = 0.02
     seed: int = 1234
     params_dtype: Literal["float32", "float64", "bfloat16"] = "float32"
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
     pipeline_model_parallel_size: int = 1
     virtual_pipeline_model_parallel_size: int | None = None
     pipeline_model_parallel_layout: Layout | None = None
@@ -110,6 +114,7 @@ class TransformerConfig:
         self._require_one_of("normalization", NORMALIZATIONS)
         self._require_one_of("activation", ACTIVATIONS)
         self._require_one_of("params_dtype", PARAMS_DTYPES)
+        self._require_one_of("compute_dtype", COMPUTE_DTYPES)
         require(
             0.0 <= self.hidden_dropout < 1.0,
             f"hidden_dropout={self.hidden_dropout} is not in 0 <= p < 1",

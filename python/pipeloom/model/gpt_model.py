@@ -125,6 +125,17 @@ class GPTModel(nn.Module):
             `[batch, sequence]`, or logits `[batch, sequence, vocab]` without labels.
         """
         hidden_states = self._input(tokens)
+        half = self.config.compute_dtype == "bfloat16"
+        with torch.autocast(hidden_states.device.type, torch.bfloat16, enabled=half):
+            return self._run(hidden_states, labels, dropout_key, checkpoint_activations)
+
+    def _run(
+        self,
+        hidden_states: Tensor,
+        labels: Tensor | None,
+        dropout_key: DropoutKey | None,
+        checkpoint_activations: bool,
+    ) -> Tensor:
         hidden_states = self.decoder(
             hidden_states, dropout_key, checkpoint_activations=checkpoint_activations
         )

@@ -3,6 +3,7 @@
 Nothing here is imported by `import pipeloom`, so that the planner works without torch.
 """
 
+from pipeloom.runtime.batches import split_batch
 from pipeloom.runtime.errors import (
     AgreementError,
     BoundaryError,
@@ -18,7 +19,7 @@ from pipeloom.runtime.gradients import (
     reduce_tied_gradients,
 )
 from pipeloom.runtime.local import LocalTransport
-from pipeloom.runtime.pipeline import Pipeline, place_chunks, split_batch
+from pipeloom.runtime.pipeline import Pipeline, place_chunks
 from pipeloom.runtime.step import StepResult, bubble_ratio
 from pipeloom.runtime.transport import Boundary, Channel, Key, Transport
 

@@ -9,10 +9,18 @@ from torch.autograd import Variable
 from torch.autograd.graph import GradientEdge
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from torch import Tensor
     from torch.autograd.graph import Node
 
-__all__ = ["SplitBackward", "full_backward", "gradient_edge", "input_gradient"]
+__all__ = [
+    "SplitBackward",
+    "full_backward",
+    "gradient_edge",
+    "gradient_edges",
+    "input_gradient",
+]
 
 # `torch.autograd.backward` spends as long on checking its arguments as a small stage's backward
 # takes; shapes were checked when the tensors crossed the boundary.
@@ -35,7 +43,7 @@ def gradient_edge(output: Tensor) -> GradientEdge | None:
         >>> import torch
         >>> x = torch.ones(2, requires_grad=True)
         >>> edge = gradient_edge(3 * x)
-        >>> full_backward(edge, torch.ones(2))
+        >>> full_backward((edge,), (torch.ones(2),))
         >>> x.grad
         tensor([3., 3.])
     """
@@ -47,17 +55,25 @@ def gradient_edge(output: Tensor) -> GradientEdge | None:
     return GradientEdge(node, output.output_nr)
 
 
-def full_backward(edge: GradientEdge | None, gradient: Tensor) -> None:
-    """Run `B`: add the gradients of everything behind `edge` to the leaves.
+def gradient_edges(outputs: Iterable[Tensor]) -> tuple[GradientEdge, ...]:
+    """The edges of those outputs that want a gradient, in order."""
+    edges = (gradient_edge(output) for output in outputs)
+    return tuple(edge for edge in edges if edge is not None)
+
+
+def full_backward(edges: Sequence[GradientEdge], gradients: Sequence[Tensor]) -> None:
+    """Run `B`: add the gradients of everything behind `edges` to the leaves.
 
     Args:
-        edge: What `gradient_edge` gave for the stage's output, or for its loss. None: no-op.
-        gradient: Gradient of that output, of its shape.
+        edges: What `gradient_edges` gave for the stage's outputs, or for its loss.
+            None of them: no-op.
+        gradients: Gradients of those outputs, each of its output's shape.
     """
-    if edge is not None:
+    if edges:
         _run_engine(
-            (edge,), (gradient,), False, False, (), allow_unreachable=True, accumulate_grad=True
-        )
+            tuple(edges), tuple(gradients), False, False, (),
+            allow_unreachable=True, accumulate_grad=True,
+        )  # fmt: skip
 
 
 def input_gradient(stage_input: Tensor) -> Tensor:
@@ -76,25 +92,25 @@ def input_gradient(stage_input: Tensor) -> Tensor:
 class SplitBackward:
     """The backward of one stage on one microbatch in halves: `I`, then, at any time, `W`.
 
-    `I` runs the engine towards the stage's input alone; nodes that feed a parameter then compute
+    `I` runs the engine towards the stage's inputs alone; nodes that feed a parameter then compute
     no weight gradient. What flows into those nodes is noted, and `W` runs each of them once more
     towards its parameters alone. No product is computed twice.
 
     Falls back to a full backward where halves would be wrong or wasteful: in `W` if the stage has
-    no input, in `I` if a parameter is used at several places of the graph (`whole_first`, which
-    the caller can ask for too).
+    no input, in `I` if parts of the graph can't be run apart (`_Cuts.whole`) or the caller asks
+    for it.
 
     Args:
-        edge: What `gradient_edge` gave for the output or the loss.
-        stage_input: The stage's input, a leaf; None on the first stage.
+        edges: What `gradient_edges` gave for the outputs or the loss.
+        inputs: The stage's inputs that want a gradient, leaves; none on the first stage.
         whole_first: Run everything in `I`, for instance because the graph is recomputed each time
             that the engine goes through it.
 
     Examples:
         >>> import torch
         >>> linear, x = torch.nn.Linear(2, 2), torch.ones(1, 2, requires_grad=True)
-        >>> halves = SplitBackward(gradient_edge(linear(x).tanh()), x)
-        >>> halves.input_half(torch.ones(1, 2))
+        >>> halves = SplitBackward(gradient_edges([linear(x).tanh()]), [x])
+        >>> halves.input_half([torch.ones(1, 2)])
         >>> x.grad is not None, linear.weight.grad
         (True, None)
         >>> halves.weight_half()
@@ -103,52 +119,60 @@ class SplitBackward:
     """
 
     def __init__(
-        self, edge: GradientEdge | None, stage_input: Tensor | None, *, whole_first: bool = False
+        self,
+        edges: Sequence[GradientEdge],
+        inputs: Sequence[Tensor],
+        *,
+        whole_first: bool = False,
     ) -> None:
-        self._edge = edge
-        self._input = stage_input
+        self._edges = tuple(edges)
+        self._inputs = tuple(inputs)
         self._whole_first = whole_first
-        self._gradient: Tensor | None = None  # left for `W` to run in full
+        self._gradients: tuple[Tensor, ...] = ()  # of the edges left for `W` to run in full
         self._parts: list[tuple[Node, list[Tensor], list[Tensor | None]]] = []
 
-    def input_half(self, gradient: Tensor) -> None:
-        """Run `I`: add the gradient of the stage's input.
+    def input_half(self, gradients: Sequence[Tensor]) -> None:
+        """Run `I`: add the gradients of the stage's inputs.
 
         Args:
-            gradient: Gradient of the output, or the loss's seed.
+            gradients: Gradients of the outputs, or the loss's seed.
         """
-        edge, stage_input = self._edge, self._input
-        if edge is None:
+        edges, gradients, inputs = self._edges, tuple(gradients), self._inputs
+        self._inputs = ()  # what `W` does not need goes now
+        if not edges:
             return
-        if self._whole_first:
-            full_backward(edge, gradient)
-            return
-        cuts = None if stage_input is None else _cuts(edge.node, stage_input)
-        if cuts is None or not cuts.reaches_input:
-            self._gradient = gradient
-            return
-        if cuts.shared:
-            full_backward(edge, gradient)
+        cuts = None
+        if inputs and not self._whole_first:
+            cuts = _cuts([edge.node for edge in edges], inputs)
+        if self._whole_first or (cuts is not None and cuts.whole):
+            full_backward(edges, gradients)
+            self._edges = ()
             return
         hooks = []
-        for node, parameters in cuts.nodes:
+        for node, parameters in cuts.nodes if cuts is not None else ():
             incoming: list[Tensor | None] = []
             self._parts.append((node, parameters, incoming))
             hooks.append(node.register_prehook(incoming.extend))
+        now: list[tuple[GradientEdge, Tensor]] = []
+        later: list[tuple[GradientEdge, Tensor]] = []
+        for edge, gradient in zip(edges, gradients, strict=True):
+            leads = cuts is not None and cuts.leads[edge.node]
+            (now if leads else later).append((edge, gradient))
         try:
-            _run_engine(
-                (edge,), (gradient,), True, False, (stage_input,),
-                allow_unreachable=True, accumulate_grad=True,
-            )  # fmt: skip
+            if now:
+                _run_engine(
+                    *zip(*now, strict=True), True, False, inputs,
+                    allow_unreachable=True, accumulate_grad=True,
+                )  # fmt: skip
         finally:
             for hook in hooks:
                 hook.remove()
-        self._edge = None
+        self._edges = tuple(edge for edge, _ in later)
+        self._gradients = tuple(gradient for _, gradient in later)
 
     def weight_half(self) -> None:
         """Run `W`: add the gradients of the parameters."""
-        if self._gradient is not None:
-            full_backward(self._edge, self._gradient)
+        full_backward(self._edges, self._gradients)
         for node, parameters, incoming in self._parts:
             found = [(GradientEdge(node, n), g) for n, g in enumerate(incoming) if g is not None]
             if found:
@@ -157,26 +181,30 @@ class SplitBackward:
                     edges, gradients, False, False, tuple(parameters),
                     allow_unreachable=True, accumulate_grad=True,
                 )  # fmt: skip
-        self._edge = self._gradient = self._input = None
+        self._edges = self._gradients = ()
         self._parts = []
 
 
 class _Cuts(NamedTuple):
     """Where a stage's graph feeds parameters."""
 
-    reaches_input: bool
+    leads: dict[Node, bool]
+    """Whether a node leads to an input."""
     nodes: list[tuple[Node, list[Tensor]]]
-    """Nodes on the way to the input that also lead to parameters, and those parameters."""
-    shared: bool
-    """Whether a parameter is found from two of them."""
+    """Nodes on the way to an input that also lead to parameters, and those parameters."""
+    whole: bool
+    """Whether the graph can't be run in parts: a parameter is found from two of them, or a
+    compiled backward lies on the way, which runs once and then frees its memory."""
 
 
-def _cuts(root: Node, stage_input: Tensor) -> _Cuts:
-    """Walk the graph behind `root`, children before parents."""
-    leads: dict[Node, bool] = {}  # whether a node leads to the input
-    leaves: dict[Node, list[Tensor]] = {}  # parameters of nodes that do not
+def _cuts(roots: Sequence[Node], inputs: Sequence[Tensor]) -> _Cuts:
+    """Walk the graph behind `roots`, children before parents."""
+    wanted = {id(stage_input) for stage_input in inputs}
+    leads: dict[Node, bool] = {}
+    leaves: dict[Node, list[Tensor]] = {}  # parameters of nodes that do not lead to an input
     nodes: list[tuple[Node, list[Tensor]]] = []
-    stack = [root]
+    compiled = False
+    stack = list(roots)
     while stack:
         node = stack[-1]
         if node in leads:
@@ -190,14 +218,17 @@ def _cuts(root: Node, stage_input: Tensor) -> _Cuts:
         stack.pop()
         variable = getattr(node, "variable", None)
         if variable is not None:
-            leads[node] = variable is stage_input
+            leads[node] = id(variable) in wanted
             leaves[node] = [] if leads[node] else [variable]
             continue
         leads[node] = any(leads[child] for child in children)
+        compiled |= leads[node] and node.name() == "CompiledFunctionBackward"
         own = [leaf for child in children if not leads[child] for leaf in leaves[child]]
         unique = list({id(leaf): leaf for leaf in own}.values())
         leaves[node] = unique
         if leads[node] and unique:
             nodes.append((node, unique))
     found = [id(leaf) for _, parameters in nodes for leaf in parameters]
-    return _Cuts(leads[root], nodes, len(found) != len(set(found)))
+    apart = {root for root in roots if not leads[root]}
+    found += {id(leaf) for root in apart for leaf in leaves[root]}
+    return _Cuts(leads, nodes, compiled or len(found) != len(set(found)))

@@ -23,6 +23,7 @@ from pipeloom.runtime.errors import (
 from pipeloom.runtime.lanes import GroupLane, RecvLane, SendLane, complete
 from pipeloom.runtime.reaper import Reaper
 from pipeloom.runtime.sockets import SocketHub, SocketSender
+from pipeloom.runtime.structure import to_message
 from pipeloom.runtime.transport import BACKWARD, Channel, Key, RecvHandle
 
 if TYPE_CHECKING:
@@ -189,8 +190,9 @@ class TorchTransport:
             self.board.agree(own, self.timeout_s)
             self._agreed = own
 
-    def send(self, channel: Channel, key: Key, tensor: Tensor, *, announce: bool) -> None:
+    def send(self, channel: Channel, key: Key, value: Any, *, announce: bool) -> None:
         """Send without waiting, after its shape if the receiver does not know it."""
+        tensor = to_message(value)
         if not tensor.is_contiguous():
             tensor = tensor.contiguous()
         self._senders[channel].send(key, tensor, announce=announce)

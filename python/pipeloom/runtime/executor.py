@@ -7,13 +7,14 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
+from torch import Tensor
 from torch.autograd import _profiler_enabled  # type: ignore[attr-defined]
 from torch.autograd.profiler import record_function
 
 from pipeloom.runtime.backward import (
     SplitBackward,
     full_backward,
-    gradient_edge,
+    gradient_edges,
     input_gradient,
 )
 from pipeloom.runtime.errors import BoundaryError, with_hint
@@ -26,21 +27,18 @@ from pipeloom.runtime.program import (
     Instruction,
     Program,
 )
+from pipeloom.runtime.structure import is_plain, leaves_of, map_leaves
 from pipeloom.runtime.transport import UNKNOWN_SHAPES, Boundary, RecvHandle, Transport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from torch import Tensor
-
 __all__ = ["Event", "ForwardFn", "LossFn", "RankExecutor", "StepOptions"]
 
-LossFn: TypeAlias = "Callable[[Tensor], Any]"
+LossFn: TypeAlias = "Callable[[Any], Any]"
 """Takes the last stage's output; gives (loss_sum, num_tokens) or (loss_sum, num_tokens, report)."""
 
-ForwardFn: TypeAlias = (
-    "Callable[[int, int, Tensor | None, bool | None], tuple[Tensor, LossFn | None]]"
-)
+ForwardFn: TypeAlias = "Callable[[int, int, Any, bool | None], tuple[Any, LossFn | None]]"
 """Runs a chunk: (chunk, microbatch, input or None, recompute or None) -> (output, loss_func)."""
 
 
@@ -105,7 +103,7 @@ class RankExecutor:
         # Tables by cell. A slot is emptied by the one op that reads it.
         self._inbox: list[Any] = [None] * cells  # activation, or the receive that brings it
         self._gradients: list[Any] = [None] * cells  # output gradient, or its receive
-        self._inputs: list[Tensor | None] = [None] * cells  # kept until the backward
+        self._inputs: list[Any] = [None] * cells  # leaves that get gradients, until the backward
         self._edges: list[Any] = [None] * cells  # where the backward goes in
         self._outbox: list[Any] = [None] * cells  # result that a SEND will take
 
@@ -160,28 +158,36 @@ class RankExecutor:
         else:
             self._backward(op, source)
 
-    def _forward(self, op: Instruction, stage_input: Tensor | None) -> None:
+    def _forward(self, op: Instruction, stage_input: Any) -> None:
         cell = op.cell
         if stage_input is not None and self._training:
-            self._inputs[cell] = stage_input.requires_grad_()
+            self._inputs[cell] = _open(stage_input)
         recompute = op.recompute if self.program.has_mask else None
         output, loss_func = self._chunk_forward(op.chunk, op.microbatch, stage_input, recompute)
         if op.inner_end:
             self._take_loss(op, output, loss_func)
             return
-        if self._training:
-            self._edges[cell] = gradient_edge(output)
-        output = output.detach()
-        self._check_boundary(op, output)
+        output = self._hand_over(op, output)
         if op.hand_to >= 0:
             self._inbox[op.hand_to] = output
         else:
             self._outbox[cell] = output
 
-    def _take_loss(self, op: Instruction, output: Tensor, loss_func: LossFn | None) -> None:
+    def _hand_over(self, op: Instruction, output: Any) -> Any:
+        """Keep the output's place in the graph; give what the next stage gets."""
+        self._check_boundary(op, output)
+        if is_plain(output):
+            if self._training:
+                self._edges[op.cell] = gradient_edges((output,))
+            return output.detach()
+        if self._training:
+            self._edges[op.cell] = gradient_edges(leaves_of(output))
+        return map_leaves(_detached, output)
+
+    def _take_loss(self, op: Instruction, output: Any, loss_func: LossFn | None) -> None:
         microbatch = op.microbatch
         if self._options.keep_outputs:
-            self.outputs[microbatch] = output.detach()
+            self.outputs[microbatch] = map_leaves(Tensor.detach, output)
         if loss_func is None:
             if self._training:
                 raise TypeError(
@@ -204,28 +210,31 @@ class RankExecutor:
                         "give the sum of the microbatch's token losses",
                     )
                 )
-            self._edges[op.cell] = gradient_edge(loss)
+            self._edges[op.cell] = gradient_edges((loss,))
             if self._seed is None or self._seed.shape != loss.shape:
                 self._seed = torch.full_like(loss, self._options.loss_scale)
 
-    def _backward(self, op: Instruction, gradient: Tensor | None) -> None:
+    def _backward(self, op: Instruction, gradient: Any) -> None:
         cell = op.cell
-        edge = self._edges[cell]
+        edges = self._edges[cell]
         self._edges[cell] = None
-        stage_input = self._inputs[cell]
+        inputs = self._inputs[cell]
         self._inputs[cell] = None
-        incoming: Tensor = self._seed if op.outer else gradient  # type: ignore[assignment]
+        leaves = () if inputs is None else _as_tuple(inputs)
+        incoming = _as_tuple(self._seed if op.outer else gradient)
         if op.action == RUN_INPUT_HALF:
             # A recomputed forward would be run again by every run of the engine: one must do.
-            halves = SplitBackward(edge, stage_input, whole_first=op.recompute)
+            halves = SplitBackward(edges, leaves, whole_first=op.recompute)
             halves.input_half(incoming)
             self._edges[cell] = halves
         else:
-            full_backward(edge, incoming)
+            full_backward(edges, incoming)
             self._gradients_ready(op)
         if op.inner_end:
             return
-        result = input_gradient(stage_input)  # type: ignore[arg-type]
+        result: Any = tuple(map(input_gradient, leaves))
+        if isinstance(inputs, Tensor):
+            (result,) = result
         if op.hand_to >= 0:
             self._gradients[op.hand_to] = result
         else:
@@ -241,12 +250,24 @@ class RankExecutor:
         if op.last_of_chunk and self._options.on_gradients_ready is not None:
             self._options.on_gradients_ready(self.rank, op.chunk)
 
-    def _check_boundary(self, op: Instruction, output: Tensor) -> None:
+    def _check_boundary(self, op: Instruction, output: Any) -> None:
         """Refuse an output that the next stage does not expect."""
+        if not isinstance(output, Tensor):
+            if self._shape_of is None and isinstance(output, tuple | list | dict):
+                return
+            known = "one tensor of known shape"
+            raise BoundaryError(
+                with_hint(
+                    f"rank {self.rank}, {op.text}: the output is a {type(output).__name__}, but "
+                    f"the agreed boundary is {'tensors' if self._shape_of is None else known}",
+                    "give tensors, alone or in tuples, lists and dicts; leave boundary_shape "
+                    "None for these: they travel with their shapes",
+                )
+            )
         if self._shape_of is None:
             if output.is_floating_point():
                 return
-            expected = "a floating-point tensor"
+            expected = "a floating-point tensor, or a tuple, list or dict"
         else:
             shape = self._shape_of(op.key)
             if output.dtype is self._dtype and output.shape == shape:
@@ -280,6 +301,21 @@ class RankExecutor:
 
 
 _FORWARD_KINDS = frozenset((0, 5))  # F and RECV_F read and fill the inbox
+
+
+def _open(stage_input: Any) -> Tensor | tuple[Tensor, ...]:
+    """The leaves of an input that get a gradient.
+
+    That is the one tensor, or those of a structure that had one in the stage before.
+    """
+    if is_plain(stage_input):
+        tensor: Tensor = stage_input
+        return tensor.requires_grad_()
+    return tuple(leaf for leaf in leaves_of(stage_input) if leaf.requires_grad)
+
+
+def _detached(leaf: Tensor) -> Tensor:
+    return leaf.detach().requires_grad_(leaf.requires_grad)
 
 
 def _as_tuple(value: Any) -> tuple[Any, ...]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import pipeloom as pl
-from pipeloom.runtime.backward import full_backward, gradient_edge, input_gradient
+from pipeloom.runtime.backward import full_backward, gradient_edges, input_gradient
 from pipeloom.runtime.errors import PipelineError, with_hint
 from pipeloom.runtime.executor import LossFn, StepOptions
 from pipeloom.runtime.local import LocalTransport
@@ -118,7 +118,7 @@ def backward_step(
         >>> backward_step(x, 3 * x, torch.ones(2))
         tensor([3., 3.])
     """
-    full_backward(gradient_edge(output_tensor), output_tensor_grad)
+    full_backward(gradient_edges([output_tensor]), [output_tensor_grad])
     return None if input_tensor is None else input_gradient(input_tensor)
 
 
@@ -344,11 +344,6 @@ def forward_backward(
             options,
             loss_scale=loss_scale,
             fingerprint=fingerprint,
-            parameters=lambda: (
-                parameter
-                for chunks in models.values()
-                for chunk in chunks
-                for parameter in chunk.parameters()
-            ),
+            models=models,
             data_parallel_group=data_parallel_group,
         )

@@ -226,5 +226,7 @@ def _square_sum(parameters: Iterable[Parameter], seen: set[int]) -> Tensor:
             continue
         seen.add(id(parameter))
         total = total.to(parameter.device)
-        total += parameter.grad.detach().double().square().sum()
+        square = parameter.grad.detach().double().square().sum()
+        # fully_shard's gradients are shards: their sum is over the ranks that share a parameter.
+        total += square.full_tensor() if hasattr(square, "full_tensor") else square
     return total

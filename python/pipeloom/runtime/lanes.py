@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from pipeloom.runtime.errors import BoundaryError, TransferBroken, TransferTimeout, with_hint
+from pipeloom.runtime.structure import from_message
 from pipeloom.runtime.transport import Channel, Key, RecvHandle
 
 if TYPE_CHECKING:
@@ -21,7 +22,8 @@ __all__ = ["GroupLane", "RecvLane", "SendLane", "complete", "decode_header", "en
 
 MAX_DIMS = 8
 HEADER_LEN = 4 + MAX_DIMS
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+# uint8 is a packed structure.
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.uint8)
 _POLL_S = 0.0002
 
 
@@ -47,7 +49,7 @@ def encode_header(key: Key, tensor: Tensor) -> list[int]:
         raise BoundaryError(
             with_hint(
                 f"{key}: a tensor of {tensor.dtype}, {tensor.dim()} dimensions, can't be sent",
-                f"send one of {', '.join(map(str, _DTYPES))}, at most {MAX_DIMS} dimensions",
+                f"send one of {', '.join(map(str, _DTYPES[:-1]))}, at most {MAX_DIMS} dimensions",
             )
         )
     sizes = [*tensor.shape, *[0] * (MAX_DIMS - tensor.dim())]
@@ -209,8 +211,8 @@ class _GroupRecv:
             self._lane.post_data_up_to(self, deadline)
         complete(self.work, deadline - time.monotonic(), polls=self._lane.polls)
 
-    def take(self) -> Tensor:
+    def take(self) -> Any:
         tensor = self._tensor
         assert tensor is not None
         self._tensor = self.work = self._header = None
-        return tensor
+        return from_message(tensor)

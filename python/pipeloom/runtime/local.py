@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,21 +22,21 @@ __all__ = ["LocalTransport"]
 
 
 class _LocalRecv:
-    """A posted receive. The message is the sender's tensor itself, nothing is copied."""
+    """A posted receive. The message is what was sent itself, nothing is copied."""
 
-    __slots__ = ("_polls", "_tensor", "channel", "key")
+    __slots__ = ("_polls", "_value", "channel", "key")
 
     def __init__(self, channel: Channel, key: Key, polls: int) -> None:
         self.channel = channel
         self.key = key
-        self._tensor: Tensor | None = None
+        self._value: Any = None
         self._polls = polls
 
     @property
     def arrived(self) -> bool:
-        return self._tensor is not None
+        return self._value is not None
 
-    def deliver(self, key: Key, tensor: Tensor) -> None:
+    def deliver(self, key: Key, value: Any) -> None:
         if key != self.key:
             raise PipelineError(
                 with_hint(
@@ -45,10 +45,10 @@ class _LocalRecv:
                     "the plan's sends and receives do not pair up: run plan.check()",
                 )
             )
-        self._tensor = tensor
+        self._value = value
 
     def ready(self) -> bool:
-        if self._tensor is None:
+        if self._value is None:
             return False
         if self._polls:  # a seeded transport delivers late
             self._polls -= 1
@@ -56,14 +56,12 @@ class _LocalRecv:
         return True
 
     def wait(self, limit_s: float) -> None:
-        if self._tensor is None:
+        if self._value is None:
             raise TransferTimeout(f"nothing was sent within {limit_s} s")
 
-    def take(self) -> Tensor:
-        tensor = self._tensor
-        assert tensor is not None
-        self._tensor = None
-        return tensor
+    def take(self) -> Any:
+        value, self._value = self._value, None
+        return value
 
 
 class LocalTransport:
@@ -90,7 +88,7 @@ class LocalTransport:
         self.local_ranks = tuple(range(pp))
         self.timeout_s = 0.0
         self._random = None if seed is None else random.Random(seed)
-        self._sent: dict[Channel, deque[tuple[Key, Tensor]]] = {}
+        self._sent: dict[Channel, deque[tuple[Key, Any]]] = {}
         self._posted: dict[Channel, deque[_LocalRecv]] = {}
 
     def open(self, channels: Iterable[Channel]) -> None:
@@ -102,13 +100,13 @@ class LocalTransport:
     def agree(self, fingerprint: Mapping[str, str]) -> None:
         """One process agrees with itself."""
 
-    def send(self, channel: Channel, key: Key, tensor: Tensor, *, announce: bool) -> None:  # noqa: ARG002
-        """Hand the tensor to the receive that was posted for it, or keep it until one is."""
+    def send(self, channel: Channel, key: Key, value: Any, *, announce: bool) -> None:  # noqa: ARG002
+        """Hand the value to the receive that was posted for it, or keep it until one is."""
         posted = self._posted[channel]
         if posted:
-            posted.popleft().deliver(key, tensor)
+            posted.popleft().deliver(key, value)
         else:
-            self._sent[channel].append((key, tensor))
+            self._sent[channel].append((key, value))
 
     def recv(
         self,

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import pipeloom as pl
+from pipeloom.runtime.batches import split_batch, split_named
 from pipeloom.runtime.errors import PipelineError, with_hint
 from pipeloom.runtime.executor import ForwardFn, LossFn, StepOptions
+from pipeloom.runtime.gradients import TiedWeight, clip_grad_norm
 from pipeloom.runtime.local import LocalTransport
 from pipeloom.runtime.program import CompiledPlan, compile_plan
+from pipeloom.runtime.replicas import replica_weights
 from pipeloom.runtime.step import StepResult, run_step
+from pipeloom.runtime.structure import call_module
 from pipeloom.runtime.transport import Boundary, Transport
 
 if TYPE_CHECKING:
@@ -23,7 +27,7 @@ if TYPE_CHECKING:
 
     from pipeloom import Plan
 
-__all__ = ["Pipeline", "place_chunks", "split_batch"]
+__all__ = ["Pipeline", "place_chunks"]
 
 
 def place_chunks(
@@ -82,39 +86,6 @@ def place_chunks(
     return placed
 
 
-def split_batch(batch: Any, num_microbatches: int, name: str = "batch") -> list[Any]:
-    """Cut a batch into microbatches along its first dimension; sizes may differ by one.
-
-    Args:
-        batch: A tensor; or a list or tuple of microbatches, which is taken as it is.
-        num_microbatches: How many.
-        name: What the caller calls it, for messages.
-
-    Examples:
-        >>> import torch
-        >>> [len(part) for part in split_batch(torch.arange(8), 3)]
-        [3, 3, 2]
-    """
-    if isinstance(batch, Tensor):
-        if batch.shape[0] < num_microbatches:
-            raise PipelineError(
-                with_hint(
-                    f"{name} has {batch.shape[0]} samples for {num_microbatches} microbatches",
-                    "give at least one sample a microbatch, or plan fewer microbatches",
-                )
-            )
-        return list(torch.tensor_split(batch, num_microbatches))
-    parts = list(batch)
-    if len(parts) != num_microbatches:
-        raise PipelineError(
-            with_hint(
-                f"{name} has {len(parts)} microbatches, but the plan has {num_microbatches}",
-                "give a tensor, or a list with one entry a microbatch",
-            )
-        )
-    return parts
-
-
 class Pipeline:
     """Runs the steps of a plan on modules of the caller's.
 
@@ -125,7 +96,8 @@ class Pipeline:
     Args:
         plan: What to run.
         chunks: The modules: all stages in order, or a mapping from rank to its chunks, or this
-            rank's chunks. A chunk takes one tensor and gives one.
+            rank's chunks. What a chunk gives, the next one takes: a tensor, or a tuple
+            (positional arguments) or dict (keyword arguments) of tensors, lists and so on.
         loss_fn: (output, target) -> sum of the microbatch's losses, one number.
         transport: None: all ranks in this process.
         boundary_shape: Shape of the tensors between stages, or one shape a microbatch, or a
@@ -190,16 +162,23 @@ class Pipeline:
         targets: Any = None,
         *,
         loss_scale: float | None = None,
+        stage_inputs: Mapping[int, Mapping[str, Any]] | None = None,
+        plan: Plan | None = None,
         record: bool = False,
         on_gradients_ready: Callable[[int, int], None] | None = None,
     ) -> StepResult:
         """Run one training step: all forwards and backwards, no optimizer.
 
         Args:
-            batch: Input of the first stage: a tensor that is cut along its first dimension, or
-                a list of microbatches. Ranks without a first stage pass None.
+            batch: Input of the first stage: a tensor or a dict of tensors, cut along the first
+                dimension, or a list of microbatches. Ranks without a first stage pass None.
             targets: Likewise for the loss; ranks without a last stage pass None.
-            loss_scale: In place of 1 / count.
+            loss_scale: In place of 1 / count, for instance multiplied by a gradient scaler's.
+            stage_inputs: Stage -> keyword arguments of its chunk beside what the stage before
+                gives, such as a mask: tensors that are cut like the batch, or lists of one a
+                microbatch. A rank passes those of its own stages.
+            plan: For this step, in place of the pipeline's: another number of microbatches or
+                another schedule over the same stages.
             record: Whether to record when each op ran.
             on_gradients_ready: Called with (rank, chunk) after the chunk's last backward, to start
                 its reduction over data-parallel ranks.
@@ -211,7 +190,7 @@ class Pipeline:
             PipelineTimeout: A wait ran past its limit.
             PeerLost: Another rank ended.
         """
-        compiled = self._compile(self.plan, forward_only=False)
+        compiled = self._compile(plan or self.plan, forward_only=False)
         parts, goals = self._parts(compiled, batch, targets)
         if loss_scale is None:
             loss_scale = self._scale(goals)
@@ -221,7 +200,7 @@ class Pipeline:
             record=record,
             on_gradients_ready=on_gradients_ready,
         )
-        return self._run(compiled, options, parts, goals)
+        return self._run(compiled, options, parts, goals, stage_inputs)
 
     def evaluate(
         self,
@@ -229,6 +208,7 @@ class Pipeline:
         targets: Any = None,
         *,
         num_microbatches: int | None = None,
+        stage_inputs: Mapping[int, Mapping[str, Any]] | None = None,
         keep_outputs: bool = False,
     ) -> StepResult:
         """Run forwards only, without gradients; every rank must call it.
@@ -236,7 +216,9 @@ class Pipeline:
         Args:
             batch: As for `step`.
             targets: As for `step`. None on the last stage: no loss, for use with keep_outputs.
-            num_microbatches: Evaluation's own number. None: the plan's.
+            num_microbatches: Evaluation's own number. None: the plan's. With another, two
+                replicas are not used: the first one does all.
+            stage_inputs: As for `step`.
             keep_outputs: Whether to return the last stage's outputs.
 
         Returns:
@@ -244,16 +226,45 @@ class Pipeline:
         """
         plan = self.plan
         if num_microbatches is not None and num_microbatches != plan.num_microbatches:
-            plan = pl.plan(plan.schedule, pp=plan.pp, vp=plan.vp, num_microbatches=num_microbatches)
+            schedule = "hanayo" if plan.placement == "v" else "forward_only"
+            plan = pl.plan(schedule, pp=plan.pp, vp=plan.vp, num_microbatches=num_microbatches)
         compiled = self._compile(plan, forward_only=True)
         parts, goals = self._parts(compiled, batch, targets, needs_targets=not keep_outputs)
         options = StepOptions(
             loss_scale=self._scale(goals), boundary=self.boundary, keep_outputs=keep_outputs
         )
         with torch.no_grad():
-            return self._run(compiled, options, parts, goals)
+            return self._run(compiled, options, parts, goals, stage_inputs)
+
+    def clip_grad_norm(self, max_norm: float, *, tied: Iterable[TiedWeight] = ()) -> Tensor:
+        """Scale all stages' gradients so that their common 2-norm is at most `max_norm`.
+
+        Every rank must call it. Replicas count once.
+
+        Args:
+            max_norm: The bound.
+            tied: Weights that several ranks hold copies of, their gradients reduced before.
+
+        Returns:
+            The norm before clipping, 0-dim, the same on every rank.
+        """
+        own = {
+            rank: [p for chunk in chunks for p in chunk.parameters()]
+            for rank, chunks in self.chunks.items()
+        }
+        copies = replica_weights(self.plan, self.chunks)
+        return clip_grad_norm(own, max_norm, self.transport, tied=[*tied, *copies])
 
     def _compile(self, plan: Plan, *, forward_only: bool) -> CompiledPlan:
+        stages = list(self.plan.stages)
+        if list(plan.stages) != stages[: plan.num_stages]:
+            raise PipelineError(
+                with_hint(
+                    f"the plan {plan.schedule} places stages at {list(plan.stages)}, but the "
+                    f"pipeline has them at {stages}: (rank, chunk)",
+                    "give a plan with the pipeline's pp, vp and placement",
+                )
+            )
         return compile_plan(
             plan,
             self.transport.local_ranks,
@@ -302,10 +313,17 @@ class Pipeline:
         options: StepOptions,
         parts: list[Any],
         goals: list[Any] | None,
+        stage_inputs: Mapping[int, Mapping[str, Any]] | None,
     ) -> StepResult:
-        forwards = {
-            rank: self._forward_of(chunks, parts, goals) for rank, chunks in self.chunks.items()
+        extras = {
+            stage: split_named(extra, compiled.num_microbatches, f"stage_inputs[{stage}]")
+            for stage, extra in (stage_inputs or {}).items()
         }
+        places = list(compiled.plan.stages)
+        forwards = {}
+        for rank, chunks in self.chunks.items():
+            own = {place[1]: extras.get(n) for n, place in enumerate(places) if place[0] == rank}
+            forwards[rank] = self._forward_of(chunks, parts, goals, own)
         return run_step(
             compiled,
             self.transport,
@@ -313,25 +331,31 @@ class Pipeline:
             options,
             loss_scale=options.loss_scale,
             fingerprint=self.fingerprint,
+            models=self.chunks,
         )
 
     def _forward_of(
-        self, chunks: list[nn.Module], parts: list[Any], goals: list[Any] | None
+        self,
+        chunks: list[nn.Module],
+        parts: list[Any],
+        goals: list[Any] | None,
+        extras: dict[int, list[Any] | None],
     ) -> ForwardFn:
         loss_fn, count = self.loss_fn, self.count
 
-        def loss_of(target: Any, output: Tensor) -> tuple[Tensor, int]:
+        def loss_of(target: Any, output: Any) -> tuple[Tensor, int]:
             return loss_fn(output, target), int(count(target))
 
         def forward(
-            chunk: int, microbatch: int, stage_input: Tensor | None, recompute: bool | None
-        ) -> tuple[Tensor, LossFn | None]:
+            chunk: int, microbatch: int, stage_input: Any, recompute: bool | None
+        ) -> tuple[Any, LossFn | None]:
             given = parts[microbatch] if stage_input is None else stage_input
-            module = chunks[chunk]
+            module, own = chunks[chunk], extras[chunk]
+            extra = {} if own is None else own[microbatch]
             if recompute:
-                output = cast("Tensor", checkpoint(module, given, use_reentrant=False))
+                output = checkpoint(call_module, module, given, extra, use_reentrant=False)
             else:
-                output = module(given)
+                output = call_module(module, given, extra)
             if goals is None:
                 return output, None
             return output, partial(loss_of, goals[microbatch])

@@ -19,12 +19,13 @@ import time
 from collections import deque
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pipeloom.runtime.errors import BoundaryError, TransferBroken, TransferTimeout, with_hint
 from pipeloom.runtime.lanes import HEADER_LEN, decode_header, encode_header
+from pipeloom.runtime.structure import from_message
 from pipeloom.runtime.transport import BACKWARD, FORWARD, Channel, Key
 
 if TYPE_CHECKING:
@@ -199,11 +200,11 @@ class _SocketRecv:
     def wait(self, limit_s: float) -> None:
         self._receiver.read_up_to(self, limit_s)
 
-    def take(self) -> Tensor:
+    def take(self) -> Any:
         tensor = self.tensor
         assert tensor is not None
         self.tensor = None
-        return tensor
+        return from_message(tensor)
 
 
 class SocketHub:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pipeloom.runtime.agreement import versions
+from pipeloom.runtime.data_parallel import ChunkReduction
 from pipeloom.runtime.errors import PipelineError, with_hint
 from pipeloom.runtime.executor import Event, ForwardFn, RankExecutor, StepOptions
-from pipeloom.runtime.gradients import GradientStash
+from pipeloom.runtime.gradients import GradientStash, reduce_tied_gradients
+from pipeloom.runtime.replicas import replica_weights, share_losses
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import Tensor
     from torch.distributed import ProcessGroup
@@ -73,7 +76,7 @@ def run_step(
     *,
     loss_scale: float | None,
     fingerprint: Mapping[str, str] | None = None,
-    parameters: Callable[[], Iterable[torch.nn.Parameter]] = lambda: (),
+    models: Mapping[int, Sequence[torch.nn.Module]] | None = None,
     data_parallel_group: ProcessGroup | None = None,
 ) -> StepResult:
     """Run one step of a compiled plan.
@@ -87,7 +90,7 @@ def run_step(
             None: tokens are counted while the step runs; the backwards are seeded with 1, and the
             gradients that this step adds are scaled at its end.
         fingerprint: What ranks must agree on beside plan, shapes and versions.
-        parameters: The parameters of this process, for scaling at the end.
+        models: Each rank's chunks, for scaling at the end and for summing over replicas.
         data_parallel_group: Ranks over which tokens are counted.
 
     Returns:
@@ -115,18 +118,39 @@ def run_step(
         )
     transport.open(compiled.channels)
     count = training and loss_scale is None
+    models = models or {}
+    copies = replica_weights(compiled.plan, models) if training and models else []
+    reduction = ChunkReduction(models if training else {})
+    options = dataclasses.replace(
+        options, on_gradients_ready=_chain(reduction.chunk_ready, options.on_gradients_ready)
+    )
     executors = [
         RankExecutor(program, transport, forwards[rank], options, training=training)
         for rank, program in compiled.programs.items()
     ]
-    stash = GradientStash(parameters() if count else ())
+    everything = [p for chunks in models.values() for chunk in chunks for p in chunk.parameters()]
+    stash = GradientStash(everything if count or copies else reduction.parameters)
     with stash, torch.set_grad_enabled(training):
-        transport.drive(executors)
+        with reduction:
+            transport.drive(executors)
+        reduce_tied_gradients(copies, transport)
         if loss_scale is None:
             loss_scale = _counted_scale(transport, executors, data_parallel_group)
         if count:
             stash.scale(loss_scale)
+    share_losses(compiled.plan, transport, executors)
     return _collect(executors, loss_scale)
+
+
+def _chain(
+    first: Callable[[int, int], None], second: Callable[[int, int], None] | None
+) -> Callable[[int, int], None]:
+    def both(rank: int, chunk: int) -> None:
+        first(rank, chunk)
+        if second is not None:
+            second(rank, chunk)
+
+    return both
 
 
 def _counted_scale(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
@@ -134,8 +134,8 @@ class RecvHandle(Protocol):
         """
         ...
 
-    def take(self) -> Tensor:
-        """Give the tensor away. Only after `ready` or `wait`."""
+    def take(self) -> Any:
+        """Give away what came. Only after `ready` or `wait`."""
         ...
 
 
@@ -163,13 +163,14 @@ class Transport(Protocol):
         """
         ...
 
-    def send(self, channel: Channel, key: Key, tensor: Tensor, *, announce: bool) -> None:
-        """Send without waiting. The tensor is kept alive until its send is done.
+    def send(self, channel: Channel, key: Key, value: Any, *, announce: bool) -> None:
+        """Send without waiting. What is sent is kept alive until its send is done.
 
         Args:
             channel: The lane.
             key: Which message it is.
-            tensor: Any shape; not to be written to any more.
+            value: A tensor of any shape, or a structure of tensors; not to be written to
+                any more.
             announce: Whether the receiver does not know shape and dtype, so that they must be
                 sent ahead.
         """

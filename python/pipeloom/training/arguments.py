@@ -1,12 +1,14 @@
-"""Everything that a training run is told: one checked dataclass, and its command-line options."""
+"""Everything that a training run is told: one checked dataclass."""
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
+import importlib.util
+import types
 import typing
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import pipeloom
@@ -17,30 +19,6 @@ if TYPE_CHECKING:
     from pipeloom.training.corpus import Corpus
 
 Placement = Literal["loop", "v", "wave", "bidirectional"]
-# A run that goes on from a checkpoint may change these: they do not change what it computes.
-FREE_TO_CHANGE = frozenset(
-    {
-        "steps",
-        "device",
-        "transport",
-        "data",
-        "out",
-        "resume",
-        "save_interval",
-        "eval_interval",
-        "eval_microbatches",
-        "log_interval",
-        "timeout_s",
-        "pp",
-        "vp",
-        "schedule",
-        "layout_text",
-        "microbatch_group_size",
-        "num_microbatches_with_partial_activation_checkpoints",
-        "p2p",
-        "profile",
-    }
-)
 
 
 def _option(default: Any, text: str, **settings: Any) -> Any:
@@ -69,7 +47,7 @@ class TrainingArguments:
 
     # Model
     num_layers: int = _option(8, "transformer layers")
-    hidden_size: int = _option(128, "width of the hidden states")
+    hidden_size: int = _option(64, "width of the hidden states")
     num_attention_heads: int = _option(4, "attention heads")
     ffn_hidden_size: int | None = _option(None, "width inside the MLP (default 4 x hidden)")
     normalization: Literal["RMSNorm", "LayerNorm"] = _option("RMSNorm", "normalization")
@@ -84,12 +62,12 @@ class TrainingArguments:
     )
     seq_length: int = _option(128, "tokens of a sample")
     micro_batch_size: int = _option(2, "samples of a microbatch")
-    num_microbatches: int = _option(8, "microbatches of a step")
+    num_microbatches: int = _option(8, "microbatches of a step of one pipeline")
 
     # Optimizer
-    steps: int = _option(160, "optimizer steps in all, those before a resume included")
-    lr: float = _option(2e-3, "highest learning rate")
-    min_lr: float = _option(2e-4, "learning rate after the decay")
+    steps: int = _option(240, "optimizer steps in all, those before a resume included")
+    lr: float = _option(6e-3, "highest learning rate")
+    min_lr: float = _option(3e-4, "learning rate after the decay")
     lr_warmup_steps: int = _option(20, "steps of linear warm-up")
     lr_decay_steps: int | None = _option(
         None, "step at which min_lr is reached (default: steps, of the first run if resumed)"
@@ -101,15 +79,24 @@ class TrainingArguments:
     clip_grad: float = _option(1.0, "largest norm of the gradient over all stages; 0: no clipping")
 
     # Pipeline
+    plan: str | None = _option(
+        None, "run this file: a saved plan, or PyTorch's CSV; pp, vp and m are its own", meta="FILE"
+    )
     pp: int = _option(2, "pipeline-parallel ranks")
     vp: int | None = _option(None, "chunks on a rank (default: 2 for interleaved_1f1b)")
     schedule: str = _option("interleaved_1f1b", "name of a schedule (`pipeloom schedules`)")
     layout_text: str | None = _option(
-        None, "layers of each stage, as in 'Et*3|(tt|)*29,m|L' (default: even)", flag="--layout"
+        None, "layers of each stage, as in 'Et*3|(tt|)*29,m|L' (default: even)", option="layout"
     )
     microbatch_group_size: int | None = _option(None, "microbatches before the next chunk")
     num_microbatches_with_partial_activation_checkpoints: int | None = _option(
         None, "of each warm-up + 1 forward steps, how many keep all activations (default: all)"
+    )
+    recompute: bool = _option(
+        False, "keep only each chunk's input, and run every forward again before its backward"
+    )
+    dp: int = _option(
+        1, "data-parallel pipelines, in pp x dp processes; a step reads dp x as many microbatches"
     )
     p2p: Literal["auto", "even_odd", "batched", "fifo", "streams"] = _option(
         "auto", "style of sends and receives"
@@ -118,6 +105,9 @@ class TrainingArguments:
         "auto", "local: one process; torch: torchrun's processes (auto: torch under torchrun)"
     )
     device: Literal["cpu", "cuda"] = _option("cpu", "where the model lives")
+    dtype: Literal["float32", "bfloat16"] = _option(
+        "float32", "of matrix products; weights, gradients and the loss are float32 in any case"
+    )
     timeout_s: float = _option(300.0, "seconds after which a wait counts as a hang")
 
     # Run
@@ -128,6 +118,7 @@ class TrainingArguments:
     eval_microbatches: int = _option(16, "microbatches of an evaluation")
     profile: bool = _option(False, "record each op's times on every rank, for `pipeloom show RUN`")
     log_interval: int = _option(10, "steps between lines where there is no progress bar")
+    tensorboard: bool = _option(False, "also write TensorBoard's event files, to OUT/tensorboard")
 
     # Known once the corpus has been read.
     vocab_size: int = field(default=257, metadata={"hidden": True})
@@ -136,8 +127,11 @@ class TrainingArguments:
     data_source: str = field(default="", metadata={"hidden": True})
 
     def __post_init__(self) -> None:
-        """Checks ranges, fills in `vp`, and makes sure that a plan exists."""
-        self.data = tuple(self.data)
+        """Checks types and ranges, and makes sure that a plan exists."""
+        if isinstance(self.data, list):
+            self.data = tuple(self.data)
+        for spec in dataclasses.fields(self):
+            self._check_type(spec.name)
         for name in _AT_LEAST_ONE:
             self._require(name, getattr(self, name) >= 1, "at least 1")
         for name in _AT_LEAST_ZERO:
@@ -148,20 +142,15 @@ class TrainingArguments:
         self._require("adam_eps", self.adam_eps > 0, "above 0")
         for name in ("adam_beta1", "adam_beta2"):
             self._require(name, 0 <= getattr(self, name) < 1, "between 0 and 1")
-        for spec in dataclasses.fields(self):
-            choices = _choices(spec.name)
-            if choices:
-                value = getattr(self, spec.name)
-                self._require(spec.name, value in choices, f"one of {', '.join(choices)}")
-        if self.vp is None and self.schedule == "interleaved_1f1b":
-            self.vp = 2
-        plan = self.make_plan()
-        if plan.num_replicas > 1:
+        if self.tensorboard and importlib.util.find_spec("tensorboard") is None:
             raise ConfigError(
-                f"schedule={self.schedule!r} runs {plan.num_replicas} copies of the model, "
-                "which training does not build\nhint: dualpipe_v overlaps likewise with one copy"
+                "tensorboard=True needs the package tensorboard, which is not installed\n"
+                "hint: pip install tensorboard, or leave --tensorboard out: loss.jsonl has it all"
             )
-        self.vp = plan.vp
+        self._plan = self._make_plan()
+        self._check_plan(self._plan)
+        self.schedule, self.pp, self.vp = self._plan.schedule, self._plan.pp, self._plan.vp
+        self.num_microbatches = self._plan.num_microbatches
 
     def _require(self, name: str, condition: bool, expected: str) -> None:
         if not condition:
@@ -170,57 +159,106 @@ class TrainingArguments:
                 f"{name}={getattr(self, name)!r} is not {expected}\nhint: set it with --{flag}"
             )
 
+    def _check_type(self, name: str) -> None:
+        kind, value = _types()[name], getattr(self, name)
+        if choices := choices_of(name):
+            self._require(name, value in choices, f"one of {', '.join(choices)}")
+        elif typing.get_origin(kind) is tuple:
+            valid = isinstance(value, tuple) and all(isinstance(part, str) for part in value)
+            self._require(name, valid, "a list of paths")
+        else:
+            allowed = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+            # A whole number will do for a float; True and False are no numbers.
+            kinds = (*allowed, int) if float in allowed else allowed
+            valid = isinstance(value, kinds) and (bool in allowed or not isinstance(value, bool))
+            self._require(name, valid, f"of type {' or '.join(map(_name_of, allowed))}")
+
+    def _make_plan(self) -> pipeloom.Plan:
+        partial = self.num_microbatches_with_partial_activation_checkpoints
+        if self.recompute and partial is not None:
+            raise ConfigError(
+                "recompute=True runs every forward again, but "
+                f"num_microbatches_with_partial_activation_checkpoints={partial} keeps some\n"
+                "hint: give one of the two"
+            )
+        partial = 0 if self.recompute else partial
+        if self.plan is None:
+            vp = 2 if self.vp is None and self.schedule == "interleaved_1f1b" else self.vp
+            return pipeloom.plan(
+                self.schedule,
+                pp=self.pp,
+                vp=vp,
+                num_microbatches=self.num_microbatches,
+                microbatch_group_size=self.microbatch_group_size,
+                num_microbatches_with_partial_activation_checkpoints=partial,
+            )
+        for name, value in (
+            ("microbatch_group_size", self.microbatch_group_size),
+            ("recompute", partial),
+        ):
+            if value is not None:
+                raise ConfigError(
+                    f"plan={self.plan!r} holds its own order, so {name} has no use\n"
+                    "hint: make the plan with it (pipeloom plan ... --save FILE)"
+                )
+        from pipeloom.cli.options import read_plan
+
+        return read_plan(Path(self.plan))
+
+    def _check_plan(self, plan: pipeloom.Plan) -> None:
+        """Refuses the plans that training can't run, by name."""
+        what = f"schedule={self.schedule!r}" if self.plan is None else f"plan={self.plan!r}"
+        if plan.num_replicas > 1:
+            raise ConfigError(
+                f"{what} runs {plan.num_replicas} copies of the model, "
+                "which training does not build\nhint: dualpipe_v overlaps likewise with one copy"
+            )
+        if plan.forward_only or plan.schedule == "forward_only":
+            raise ConfigError(f"{what} has no backward, so it trains nothing\nhint: 1f1b has")
+        if plan.schedule == "seq1f1b" or plan.num_seq_pieces > 1:
+            raise ConfigError(
+                f"{what} cuts sequences into pieces, which training does not do\n"
+                "hint: 1f1b with a smaller --micro-batch-size has microbatches as small"
+            )
+        if plan.style is not None and self.p2p != "auto":
+            raise ConfigError(
+                f"{what} has its own sends and receives ({plan.style}), so p2p={self.p2p!r} has "
+                "no use\nhint: leave --p2p out"
+            )
+
     def make_plan(self) -> pipeloom.Plan:
-        """The compute order of a training step."""
-        return pipeloom.plan(
-            self.schedule,
-            pp=self.pp,
-            vp=self.vp,
-            num_microbatches=self.num_microbatches,
-            microbatch_group_size=self.microbatch_group_size,
-            num_microbatches_with_partial_activation_checkpoints=(
-                self.num_microbatches_with_partial_activation_checkpoints
-            ),
-        )
+        """The order of a training step."""
+        return self._plan
 
     def make_evaluation_plan(self, num_microbatches: int) -> pipeloom.Plan:
         """The compute order of an evaluation, with its own m on the same chunks."""
-        if self.placement == "loop":
+        if self._plan.placement == "loop":
             return pipeloom.plan(
                 "forward_only", pp=self.pp, vp=self.vp, num_microbatches=num_microbatches
             )
-        # Forwards alone in the family's own order: it is the one that fits its placement.
-        return pipeloom.plan(
-            self.schedule,
-            pp=self.pp,
-            vp=self.vp,
-            num_microbatches=num_microbatches,
-            forward_only="forward_only" in self._schedule_row.arguments,
-        )
-
-    @property
-    def _schedule_row(self) -> pipeloom.Schedule:
-        return next(row for row in pipeloom.schedules() if row.name == self.schedule)
-
-    @property
-    def placement(self) -> Placement:
-        """Placement of the schedule's stages, such as `"loop"` or `"v"`."""
-        return cast("Placement", self._schedule_row.placement)
+        # Each microbatch enters when the one before it has gone on by as many stages as a rank
+        # has: stage + vp * microbatch grows along each microbatch's way, so none waits in a circle.
+        stages = self._plan.stages
+        rows = []
+        for rank in range(self.pp):
+            own = [stage for stage, (owner, _) in enumerate(stages) if owner == rank]
+            cells = [(stage, unit) for stage in own for unit in range(num_microbatches)]
+            cells.sort(key=lambda cell: (cell[0] + len(own) * cell[1], cell[0]))
+            rows.append(",".join(f"{stage}F{unit}" for stage, unit in cells))
+        return pipeloom.Plan.from_csv("\n".join(rows))
 
     @property
     def layout(self) -> Layout:
-        """Layers of each chunk, on the schedule's placement."""
-        vp = self.vp or 1
+        """Layers of each chunk, on the plan's placement."""
+        placement, vp = cast("Placement", self._plan.placement), self._plan.vp
         if self.layout_text is None:
-            return pipeloom.Layout.even(
-                self.num_layers, pp=self.pp, vp=vp, placement=self.placement
-            )
+            return pipeloom.Layout.even(self.num_layers, pp=self.pp, vp=vp, placement=placement)
         return pipeloom.Layout.from_string(
             self.layout_text,
             pp=self.pp,
             vp=vp,
             num_layers=self.num_layers,
-            placement=self.placement,
+            placement=placement,
         )
 
     @property
@@ -229,9 +267,14 @@ class TrainingArguments:
         return not self.tie_embeddings
 
     @property
+    def compute_dtype(self) -> str:
+        """The configuration's name for `dtype`."""
+        return self.dtype
+
+    @property
     def samples_per_step(self) -> int:
-        """Samples that one optimizer step reads."""
-        return self.micro_batch_size * self.num_microbatches
+        """Samples that one optimizer step reads, over all data-parallel pipelines."""
+        return self.micro_batch_size * self.num_microbatches * self.dp
 
     @property
     def tokens_per_step(self) -> int:
@@ -245,7 +288,8 @@ class TrainingArguments:
 
     def to_dict(self) -> dict[str, Any]:
         """All fields, as JSON can hold them."""
-        return {**dataclasses.asdict(self), "data": list(self.data)}
+        names = [spec.name for spec in dataclasses.fields(self)]
+        return {**{name: getattr(self, name) for name in names}, "data": list(self.data)}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> TrainingArguments:
@@ -262,7 +306,7 @@ class TrainingArguments:
 
 _AT_LEAST_ONE = (
     *("num_layers", "hidden_size", "num_attention_heads", "seq_length", "micro_batch_size"),
-    *("num_microbatches", "steps", "pp", "eval_microbatches", "log_interval"),
+    *("num_microbatches", "steps", "pp", "dp", "eval_microbatches", "log_interval"),
 )
 _AT_LEAST_ZERO = (
     *("lr_warmup_steps", "weight_decay", "clip_grad", "save_interval", "eval_interval", "seed"),
@@ -274,70 +318,28 @@ def _types() -> dict[str, Any]:
     return typing.get_type_hints(TrainingArguments)
 
 
-def _choices(name: str) -> tuple[str, ...]:
+def _name_of(kind: Any) -> str:
+    return "None" if kind is types.NoneType else str(kind.__name__)
+
+
+def choices_of(name: str) -> tuple[str, ...]:
+    """The values that a field may have, if they are a list; else nothing.
+
+    Examples:
+        >>> choices_of("device"), choices_of("steps")
+        (('cpu', 'cuda'), ())
+    """
     kind = _types()[name]
     return typing.get_args(kind) if typing.get_origin(kind) is Literal else ()
 
 
-def add_train_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds an option for every field; those not given are absent from the namespace.
+def type_of(name: str) -> type:
+    """What an option's word is converted to: `bool`, `int`, `float` or `str`.
 
-    So that a resumed run can tell what its caller asked for from what is only a default.
+    Examples:
+        >>> type_of("steps"), type_of("vp"), type_of("out")
+        (<class 'int'>, <class 'int'>, <class 'str'>)
     """
-    for spec in dataclasses.fields(TrainingArguments):
-        if spec.metadata.get("hidden"):
-            continue
-        flag = spec.metadata.get("flag", "--" + spec.name.replace("_", "-"))
-        kind = _types()[spec.name]
-        settings: dict[str, Any] = {"dest": spec.name, "default": argparse.SUPPRESS}
-        default = (
-            "" if spec.default in (None, dataclasses.MISSING) else f" (default: {spec.default})"
-        )
-        settings["help"] = (spec.metadata["help"] + default).replace("%", "%%")
-        if kind is bool:
-            settings |= {"action": "store_true", "help": spec.metadata["help"]}
-        elif choices := _choices(spec.name):
-            settings |= {"choices": choices}
-        elif spec.name == "data":
-            settings |= {"nargs": "+", "metavar": "PATH"}
-        else:
-            plain = next(
-                part for part in (int, float, str) if part in (kind, *typing.get_args(kind))
-            )
-            settings |= {"type": plain, "metavar": plain.__name__.upper()}
-        parser.add_argument(flag, **settings)
-
-
-def arguments_from(namespace: argparse.Namespace) -> TrainingArguments:
-    """The run that a command line asks for; a resumed run's own arguments are its defaults.
-
-    Raises:
-        ConfigError: A value is out of range, or one that a resumed run may not change.
-    """
-    given = {
-        spec.name: getattr(namespace, spec.name)
-        for spec in dataclasses.fields(TrainingArguments)
-        if hasattr(namespace, spec.name)
-    }
-    if given.get("resume") is None:
-        return TrainingArguments(**given)
-    from pipeloom.training.checkpoint import read_state, resolve_checkpoint
-
-    stored = read_state(resolve_checkpoint(given["resume"])).arguments
-    for name, value in given.items():
-        before = stored.get(name)
-        if name not in FREE_TO_CHANGE and before != value:
-            raise ConfigError(
-                f"{name}={value!r} differs from the resumed run's {before!r}\n"
-                f"hint: leave --{name.replace('_', '-')} out, or start a new run"
-            )
-    if "steps" in given and stored.get("lr_decay_steps") is None:
-        # The learning rate must go on along the curve that it was on.
-        stored["lr_decay_steps"] = stored["steps"]
-    cut_anew = {"pp", "vp", "schedule"} & given.keys()
-    if cut_anew:
-        # Numbers that belong to the old pipeline say nothing about the new one.
-        for name in ("vp", "microbatch_group_size", "layout_text"):
-            stored[name] = None
-    stored |= {"out": None}
-    return TrainingArguments.from_dict(stored | given)
+    kind = _types()[name]
+    allowed = (kind, *typing.get_args(kind))
+    return next(part for part in (bool, int, float, str) if part in allowed)

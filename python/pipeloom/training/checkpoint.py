@@ -20,18 +20,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 
 from pipeloom.training.errors import CheckpointError
+from pipeloom.training.integrity import checksums, damaged_files
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from torch.distributed.checkpoint.metadata import Metadata
+
+    from pipeloom.training.processes import Processes
 
 FORMAT_VERSION = 1
 LATEST = "latest"
@@ -49,6 +51,7 @@ class TrainState:
         scheduler: State of the learning-rate scheduler.
         architecture: `TransformerConfig.architecture()` of the model.
         arguments: `TrainingArguments.to_dict()` of the run.
+        checksums: Size and CRC of each file beside this one, filled in when it is written.
         format_version: Version of the checkpoint format.
     """
 
@@ -57,6 +60,7 @@ class TrainState:
     scheduler: dict[str, Any]
     architecture: dict[str, Any]
     arguments: dict[str, Any]
+    checksums: dict[str, list[int]] = dataclasses.field(default_factory=dict)
     format_version: int = FORMAT_VERSION
 
 
@@ -92,43 +96,22 @@ def _random_key(process: int) -> str:
     return f"random.process_{process}"
 
 
-class Processes:
-    """The processes that write one checkpoint together: one alone, or those of a gloo group."""
-
-    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
-        """Takes the group; None is this process alone."""
-        self.group = group
-        self.index = 0 if group is None else dist.get_rank(group)
-        self.count = 1 if group is None else dist.get_world_size(group)
-
-    def gather(self, value: Any) -> list[Any]:
-        """Everyone's value, on everyone."""
-        if self.group is None:
-            return [value]
-        values: list[Any] = [None] * self.count
-        dist.all_gather_object(values, value, group=self.group)
-        return values
-
-    def on_first(self, action: Callable[[], Any]) -> Any:
-        """Runs `action` on the first process; its result, or its error, is everyone's."""
-        result: tuple[Any, Exception | None] = (None, None)
-        if self.index == 0:
-            try:
-                result = (action(), None)
-            except Exception as error:
-                result = (None, error)  # raised below, everywhere
-        value, fault = self.gather(result)[0]
-        if fault is not None:
-            raise fault
-        return value
-
-
 @contextmanager
 def _no_warning_of_one_process() -> Iterator[None]:
     # torch warns whenever one process saves by itself, which is what the caller asked for.
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield
+
+
+def name_of(step: int) -> str:
+    """Folder of the checkpoint of a step.
+
+    Examples:
+        >>> name_of(100)
+        'step-000100'
+    """
+    return f"step-{step:06d}"
 
 
 def save_checkpoint(
@@ -145,8 +128,11 @@ def save_checkpoint(
 
     Returns:
         The folder of the checkpoint.
+
+    Raises:
+        CheckpointError: It can't be written, on a full disk for example; earlier ones are whole.
     """
-    name = f"step-{state.step:06d}"
+    name = name_of(state.step)
     final, partial = folder / name, folder / f".{name}.partial"
 
     def prepare() -> None:
@@ -155,7 +141,8 @@ def save_checkpoint(
         partial.mkdir()
 
     def publish() -> None:
-        text = json.dumps(dataclasses.asdict(state), indent=1, sort_keys=True)
+        whole = dataclasses.replace(state, checksums=checksums(partial))
+        text = json.dumps(dataclasses.asdict(whole), indent=1, sort_keys=True)
         (partial / STATE_FILE).write_text(text + "\n")
         before = folder / f".{name}.before"
         if final.exists():  # the same step of the same run, reached again after a resume
@@ -166,8 +153,8 @@ def save_checkpoint(
         pointer.write_text(name + "\n")
         pointer.replace(folder / LATEST)
 
-    processes.on_first(prepare)
     try:
+        processes.on_first(prepare)
         tensors, _ = checkpoint_tensors(chunks, optimizer)
         tensors[_random_key(processes.index)] = torch.get_rng_state()
         with _no_warning_of_one_process():
@@ -178,11 +165,61 @@ def save_checkpoint(
                 no_dist=processes.group is None,
             )
         processes.on_first(publish)
-    except BaseException:
+    except BaseException as error:
         if processes.index == 0:
             shutil.rmtree(partial, ignore_errors=True)
+        if isinstance(error, (OSError, CheckpointException)):
+            raise CheckpointError(
+                f"the checkpoint of step {state.step} can't be written to {folder}: "
+                f"{_reasons(error)}",
+                f"make room; the newest whole checkpoint is {newest_whole(folder) or 'none yet'}",
+            ) from error
         raise
     return final
+
+
+def _reasons(error: BaseException) -> str:
+    """Why torch's checkpointing failed, in one line: its own report is a traceback a process."""
+    if not isinstance(error, CheckpointException):
+        return str(error)
+    reasons = {f"{type(cause).__name__}: {cause}" for cause, _ in error.failures.values()}
+    return "; ".join(sorted(reasons))
+
+
+def newest_whole(folder: Path, *, before: Path | None = None) -> Path | None:
+    """The newest checkpoint in a folder whose files are all as they were written.
+
+    Args:
+        folder: The `checkpoints` of a run.
+        before: Only those of steps before this checkpoint's.
+    """
+    for path in sorted(folder.glob("step-*"), reverse=True):
+        if before is not None and path.name >= before.name:
+            continue
+        try:
+            state = read_state(path)
+        except CheckpointError:
+            continue
+        if not damaged_files(path, state.checksums):
+            return path
+    return None
+
+
+def require_whole(path: Path) -> TrainState:
+    """The state of a checkpoint whose files are all as they were written.
+
+    Raises:
+        CheckpointError: A file is missing or has changed; the hint names the checkpoint before.
+    """
+    earlier = newest_whole(path.parent, before=path)
+    go_on = "start a new run" if earlier is None else f"go on from the one before: {earlier}"
+    try:
+        state = read_state(path)
+    except CheckpointError as error:
+        raise CheckpointError(str(error).split("\nhint: ")[0], go_on) from error
+    if faults := damaged_files(path, state.checksums):
+        raise CheckpointError(f"{path} is damaged: {'; '.join(faults)}", go_on)
+    return state
 
 
 def resolve_checkpoint(path: str | Path) -> Path:
@@ -343,9 +380,8 @@ def load_checkpoint(
                 no_dist=processes.group is None,
             )
     except CheckpointException as error:  # which is no Exception, and holds each process's
-        reasons = [f"{type(cause).__name__}: {cause}" for cause, _ in error.failures.values()]
         raise CheckpointError(
-            f"{path} cannot be read: {'; '.join(reasons)}",
+            f"{path} cannot be read: {_reasons(error)}",
             "a file of it is missing or damaged; use another checkpoint",
         ) from error
     with torch.no_grad():

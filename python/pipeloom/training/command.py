@@ -9,8 +9,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from pipeloom import ConfigError
-from pipeloom.training.arguments import arguments_from
 from pipeloom.training.errors import DivergedError
+from pipeloom.training.options import arguments_from
 
 if TYPE_CHECKING:
     import argparse

@@ -87,6 +87,7 @@ def microbatches(
     first_sample: int,
     num_microbatches: int,
     micro_batch_size: int,
+    first_number: int = 0,
     device: torch.device | str = "cpu",
 ) -> Iterator[Microbatch]:
     """The microbatches of one step; every chunk gets an iterator of its own.
@@ -97,13 +98,14 @@ def microbatches(
         first_sample: Samples that earlier steps used.
         num_microbatches: Microbatches of the step.
         micro_batch_size: Samples of each.
+        first_number: Number of the first microbatch: those before are other pipelines'.
         device: Where the ids go.
     """
     for index in range(num_microbatches):
-        start = first_sample + index * micro_batch_size
+        start = first_sample + (first_number + index) * micro_batch_size
         rows = np.stack([dataset.sample(start + row) for row in range(micro_batch_size)])
         ids = torch.from_numpy(rows).to(device)
-        yield Microbatch(step, index, ids[:, :-1], ids[:, 1:])
+        yield Microbatch(step, first_number + index, ids[:, :-1], ids[:, 1:])
 
 
 def train_valid_test_datasets_provider(

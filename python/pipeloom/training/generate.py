@@ -69,15 +69,11 @@ def load_model(checkpoint: str | Path, *, device: str = "cpu") -> LoadedModel:
         CheckpointError: There is no whole checkpoint, or it is damaged.
     """
     from pipeloom.model import GPTModel, TransformerConfig
-    from pipeloom.training.checkpoint import (
-        Processes,
-        load_checkpoint,
-        read_state,
-        resolve_checkpoint,
-    )
+    from pipeloom.training.checkpoint import load_checkpoint, require_whole, resolve_checkpoint
+    from pipeloom.training.processes import Processes
 
     path = resolve_checkpoint(checkpoint)
-    state = read_state(path)
+    state = require_whole(path)
     model = GPTModel(TransformerConfig(**state.architecture)).to(device)
     load_checkpoint(path, chunks=[model], optimizer=None, processes=Processes())
     return LoadedModel(model.eval(), state.arguments, path)

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LOSS_FILE = "loss.jsonl"
+_SCALARS = ("loss", "valid_loss", "lr", "grad_norm", "tokens_per_s", "bubble")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,7 @@ class RunLog:
         first_step: Step that the run goes on from; later records of an earlier try are dropped.
         steps: Steps of the whole run.
         log_interval: Steps between lines where there is no progress bar.
+        tensorboard: Whether to write TensorBoard's event files too.
         stream: Where it is shown; a bar needs a terminal and rich.
     """
 
@@ -76,6 +78,7 @@ class RunLog:
         first_step: int = 0,
         steps: int,
         log_interval: int = 10,
+        tensorboard: bool = False,
         stream: TextIO | None = None,
     ) -> None:
         """Keeps the records up to `first_step`."""
@@ -85,6 +88,8 @@ class RunLog:
         self._file: TextIO | None = None
         self._bar: Any = None
         self._task: Any = None
+        self._tensorboard = tensorboard
+        self._writer: Any = None
 
     def __enter__(self) -> Self:
         """Opens the file and the bar."""
@@ -92,6 +97,13 @@ class RunLog:
             return self
         kept = [record for record in read_losses(self.folder) if record.step <= self.first_step]
         self._file = (self.folder / LOSS_FILE).open("w")
+        if self._tensorboard:
+            from torch.utils.tensorboard import SummaryWriter
+
+            # What an earlier try wrote beyond the step that this one goes on from is not shown.
+            self._writer = SummaryWriter(
+                self.folder / "tensorboard", purge_step=self.first_step + 1
+            )
         for record in kept:
             self._store(record)
         if self.stream.isatty():
@@ -102,6 +114,8 @@ class RunLog:
         """Closes both."""
         if self._bar is not None:
             self._bar.stop()
+        if self._writer is not None:
+            self._writer.close()
         if self._file is not None:
             self._file.close()
 
@@ -136,6 +150,11 @@ class RunLog:
         if self.folder is None:
             return
         self._store(record)
+        if self._writer is not None:
+            for name in _SCALARS:
+                value = getattr(record, name)
+                if value is not None:
+                    self._writer.add_scalar(name, value, record.step)
         if self._bar is not None and record.loss is not None:
             self._bar.update(self._task, description=record.text(self.steps), completed=record.step)
             return

@@ -121,3 +121,8 @@ def work_and_waiting(events: Iterable[OpEvent]) -> dict[int, tuple[float, float]
         span = max(event.end for event in some) - min(event.start for event in some)
         found[rank] = (work, max(0.0, span - work))
     return found
+
+
+def busiest(events: Iterable[OpEvent]) -> float:
+    """Seconds of work of the rank that worked most."""
+    return max((work for work, _ in work_and_waiting(events).values()), default=0.0)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from pipeloom.profile import FILE as PROFILE_FILE
 from pipeloom.training import artifacts, checkpoint
+from pipeloom.training.errors import CheckpointError
 from pipeloom.training.log import RunLog, StepRecord, read_losses
 from pipeloom.training.session import open_session
 from pipeloom.training.setup import parameters_of
@@ -80,17 +83,24 @@ def pretrain(
         KeyboardInterrupt: Its argument says what was kept.
     """
     with open_session(args) as session:
-        source = None if args.resume is None else checkpoint.resolve_checkpoint(args.resume)
-        # All processes read the text: every one needs tokens or the count of them.
-        train_data, valid_data, _ = train_valid_test_datasets_provider(args)
-        trainer = Trainer(
-            args,
-            session,
-            model_provider,
-            forward_step_func,
-            train_data=train_data,
-            valid_data=valid_data,
-        )
+        source, asked = None, args.resume
+        if asked is not None:
+            source = session.processes.on_first(lambda: checkpoint.resolve_checkpoint(asked))
+
+        def prepare() -> Trainer:
+            # All processes read the text: every one needs tokens or the count of them.
+            train_data, valid_data, _ = train_valid_test_datasets_provider(args)
+            return Trainer(
+                args,
+                session,
+                model_provider,
+                forward_step_func,
+                train_data=train_data,
+                valid_data=valid_data,
+            )
+
+        trainer = session.processes.together(prepare)
+        session.processes.agree(trainer.fingerprint)
         if source is not None:
             trainer.resume(source)
         folder = session.processes.on_first(
@@ -99,10 +109,32 @@ def pretrain(
         try:
             return _train(trainer, folder)
         except KeyboardInterrupt:
-            kept = trainer.last_checkpoint
+            kept = _keep(trainer, folder / "checkpoints")
             raise KeyboardInterrupt(
                 f"stopped after step {trainer.step}; last checkpoint: {kept or 'none yet'}"
             ) from None
+
+
+def _keep(trainer: Trainer, folder: Path) -> Path | None:
+    """The newest checkpoint after an interruption: one of this moment if this process can.
+
+    A step changes nothing that a checkpoint holds before its last act, so that the moment is that
+    of the step before. One process of several can't save alone: their steps may differ.
+    """
+    last = trainer.last_checkpoint
+    saved = last is not None and last.name == checkpoint.name_of(trainer.step)
+    if saved or trainer.step == 0 or not trainer.is_whole or trainer.session.processes.count > 1:
+        return last
+    # A second Ctrl-C ends the process at once; what is half written then is not a checkpoint.
+    is_main = threading.current_thread() is threading.main_thread()
+    usual = signal.signal(signal.SIGINT, signal.SIG_DFL) if is_main else None
+    try:
+        return trainer.save(folder)
+    except (KeyboardInterrupt, CheckpointError):
+        return last
+    finally:
+        if is_main:
+            signal.signal(signal.SIGINT, usual)
 
 
 def _train(trainer: Trainer, folder: Path) -> TrainingResult:
@@ -113,6 +145,7 @@ def _train(trainer: Trainer, folder: Path) -> TrainingResult:
         first_step=trainer.step,
         steps=args.steps,
         log_interval=args.log_interval,
+        tensorboard=args.tensorboard,
     )
     with log:
         log.say(_describe(trainer))
@@ -128,7 +161,8 @@ def _train(trainer: Trainer, folder: Path) -> TrainingResult:
         log.record(StepRecord(trainer.step, valid_loss=valid_loss))
         saved = trainer.save(checkpoints)
     records = read_losses(folder) if session.is_first else []
-    events = [event for part in session.processes.gather(trainer.events) for event in part]
+    shown = trainer.events if session.pipeline == 0 else ()
+    events = [event for part in session.processes.gather(shown) for event in part]
     curve: list[Path] = []
     picture = trace = profile = None
     unit = "byte" if args.is_bytes else "token"
@@ -157,6 +191,7 @@ def _train(trainer: Trainer, folder: Path) -> TrainingResult:
 def _describe(trainer: Trainer) -> str:
     args = trainer.args
     count = sum(value.numel() for value in parameters_of(trainer.chunks))
-    where = f"pp={args.pp}, vp={args.vp}, {args.schedule}, {args.num_microbatches} microbatches"
+    dp = f", dp={args.dp}" if args.dp > 1 else ""
+    where = f"pp={args.pp}, vp={args.vp}{dp}, {args.schedule}, {args.num_microbatches} microbatches"
     held = "" if trainer.session.processes.count == 1 else " in this process"
     return f"{args.data_source}\n{count:,} parameters{held}; {where}"

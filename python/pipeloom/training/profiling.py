@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from pipeloom._core import ConfigError
 from pipeloom.profile import Profile
 from pipeloom.training.measure import Timed
 
@@ -12,8 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from pipeloom import Plan
-    from pipeloom.training.checkpoint import Processes
     from pipeloom.training.measure import OpEvent
+    from pipeloom.training.processes import Processes
+    from pipeloom.training.session import Session
 
 MAX_STEPS = 100
 """Steps that a profile keeps: the last ones."""
@@ -23,17 +25,27 @@ _ROUNDS = 8
 class StepProfiler:
     """Collects the steps' events on the first process."""
 
-    def __init__(self, plan: Plan, processes: Processes) -> None:
-        """Measures by how much this process's clock is ahead of the first one's."""
-        self.processes = processes
-        self.profile = Profile(plan, side_by_side=processes.count == plan.pp)
-        self.ahead_s = clock_offset(processes)
+    def __init__(self, plan: Plan, session: Session) -> None:
+        """Measures by how much this process's clock is ahead of the first one's.
+
+        Raises:
+            ConfigError: The plan has transfers, which are not measured.
+        """
+        if plan.style is not None:
+            raise ConfigError(
+                "profile=True needs a plan without transfers, but this one has them"
+                "\nhint: save the plan before it is lowered, and choose transfers with --p2p"
+            )
+        self.processes, self.pipeline = session.processes, session.pipeline
+        self.profile = Profile(plan, side_by_side=session.processes.count > 1)
+        self.ahead_s = clock_offset(session.processes)
 
     def take(self, number: int, events: Iterable[OpEvent]) -> None:
-        """Adds a step; all processes call it."""
+        """Adds a step of the first pipeline; all processes call it."""
         own = [
             Timed(event.rank, event.op, event.start - self.ahead_s, event.end - self.ahead_s)
             for event in events
+            if self.pipeline == 0
         ]
         parts = self.processes.gather(own)
         if self.processes.index == 0:

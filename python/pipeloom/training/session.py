@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from pipeloom import ConfigError
-from pipeloom.training.checkpoint import Processes
+from pipeloom.runtime.agreement import versions
+from pipeloom.training.processes import Processes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,11 +30,15 @@ class Session:
         transport: Moves tensors between ranks; its `local_ranks` live in this process.
         processes: For what all processes do together besides.
         device: Where the chunks of this process live.
+        pipeline: Which of the `dp` data-parallel pipelines this process belongs to.
+        replicas: The processes of the same rank in all pipelines; None where there is one.
     """
 
     transport: Any
     processes: Processes
     device: torch.device
+    pipeline: int = 0
+    replicas: dist.ProcessGroup | None = None
 
     @property
     def is_first(self) -> bool:
@@ -62,50 +69,85 @@ def open_session(args: TrainingArguments) -> Iterator[Session]:
                 f"transport='local' in {_world_size()} processes would train {_world_size()} "
                 "models\nhint: leave --transport out, or start it without torchrun"
             )
+        if args.dp > 1:
+            raise ConfigError(
+                f"dp={args.dp} pipelines need {args.pp * args.dp} processes, this is one\n"
+                f"hint: torchrun --nproc-per-node {args.pp * args.dp} --module pipeloom train ..., "
+                "or more --num-microbatches"
+            )
         from pipeloom.runtime.local import LocalTransport
 
         yield Session(LocalTransport(args.pp), Processes(), torch.device(args.device))
         return
-    with _process_group(args, under_torchrun) as (group, device):
-        from pipeloom.runtime.distributed import TorchTransport
-
-        transport = TorchTransport(device=device, timeout_s=args.timeout_s)
-        yield Session(transport, Processes(group), device)
-
-
-@contextmanager
-def _process_group(
-    args: TrainingArguments, under_torchrun: bool
-) -> Iterator[tuple[dist.ProcessGroup, torch.device]]:
-    if dist.is_initialized():
-        size, made_here = dist.get_world_size(), False
-    else:
+    made_here = not dist.is_initialized()
+    if made_here:
         if not under_torchrun:
             raise ConfigError(
                 "transport='torch' needs processes that torchrun started\n"
-                f"hint: torchrun --nproc-per-node {args.pp} --module pipeloom train ..."
+                f"hint: torchrun --nproc-per-node {args.pp * args.dp} --module pipeloom train ..."
             )
-        size, made_here = _world_size(), True
-    if size != args.pp:
-        raise ConfigError(
-            f"{size} processes for pp={args.pp} ranks\n"
-            f"hint: torchrun --nproc-per-node {args.pp}, or --pp {size}"
+        dist.init_process_group(
+            "nccl" if args.device == "cuda" else "gloo", timeout=timedelta(seconds=args.timeout_s)
         )
-    device = torch.device("cpu")
-    if args.device == "cuda":
-        local = int(os.environ.get("LOCAL_RANK", "0"))
-        if local >= torch.cuda.device_count():
-            raise ConfigError(
-                f"process {local} has no GPU: torch sees {torch.cuda.device_count()}\n"
-                "hint: several NCCL ranks need several GPUs; on one use --transport local"
-            )
-        device = torch.device("cuda", local)
-        torch.cuda.set_device(device)
-    if made_here:
-        dist.init_process_group("nccl" if args.device == "cuda" else "gloo")
-    # Objects and checkpoints go over gloo, whatever carries the activations.
-    group = dist.new_group(backend="gloo") if args.device == "cuda" else dist.group.WORLD
-    assert group is not None
-    yield group, device
+    yield _join(args)
     if made_here:  # not after an error: a peer that is gone would be waited for
         dist.destroy_process_group()
+
+
+# Each host has its own paths; what was read there is compared by its fingerprint.
+_OWN_TO_A_PROCESS = frozenset({"data", "vocab_size", "is_bytes", "data_fingerprint", "data_source"})
+
+
+def fingerprint_of(args: TrainingArguments) -> dict[str, str]:
+    """What all processes of a run must be told alike, by name."""
+    values = {
+        spec.name: repr(getattr(args, spec.name))
+        for spec in dataclasses.fields(args)
+        if spec.name not in _OWN_TO_A_PROCESS
+    }
+    return {**values, **versions()}
+
+
+def _join(args: TrainingArguments) -> Session:
+    """This process's place among all, once they agree on what the run is."""
+    from pipeloom.runtime.distributed import TorchTransport
+
+    limit = timedelta(seconds=args.timeout_s)
+    cuda = args.device == "cuda"
+    # Objects and checkpoints go over gloo, whatever carries the activations.
+    everyone = dist.new_group(backend="gloo", timeout=limit) if cuda else dist.group.WORLD
+    assert everyone is not None
+    processes = Processes(everyone)
+    processes.agree(fingerprint_of(args))
+    pp, dp, size = args.pp, args.dp, processes.count
+    if size != pp * dp:
+        ranks = f"pp={pp} ranks" if dp == 1 else f"pp={pp} x dp={dp} ranks"
+        fitting = f", or --pp {size // dp}" if size % dp == 0 else ""
+        raise ConfigError(
+            f"{size} processes for {ranks}\nhint: torchrun --nproc-per-node {pp * dp}{fitting}"
+        )
+    device = processes.together(_own_gpu) if cuda else torch.device("cpu")
+    # As a mesh of (pp, dp), dp the inner axis: replicas of a rank, which exchange most, are near.
+    pipeline = processes.index % dp
+    own = replicas = None
+    if dp > 1:
+        for number in range(dp):
+            group = dist.new_group([rank * dp + number for rank in range(pp)], timeout=limit)
+            own = group if number == pipeline else own
+        for rank in range(pp):
+            group = dist.new_group([rank * dp + number for number in range(dp)], timeout=limit)
+            replicas = group if rank == processes.index // dp else replicas
+    transport = TorchTransport(own, device=device, timeout_s=args.timeout_s)
+    return Session(transport, processes, device, pipeline, replicas)
+
+
+def _own_gpu() -> torch.device:
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    if local >= torch.cuda.device_count():
+        raise ConfigError(
+            f"process {local} has no GPU: torch sees {torch.cuda.device_count()}\n"
+            "hint: several NCCL ranks need several GPUs; on one use --transport local"
+        )
+    device = torch.device("cuda", local)
+    torch.cuda.set_device(device)
+    return device

@@ -93,8 +93,10 @@ class Trainer:
             "data": f"{args.data_fingerprint}, seq_length={args.seq_length}, seed={args.seed}",
         }
         self.step = self.consumed_samples = 0
+        # False while the optimizer writes: a checkpoint of that moment would be of no step.
+        self.is_whole = True
         self.events: Sequence[OpEvent] = ()
-        self.profiler = StepProfiler(self.plan, session.processes) if args.profile else None
+        self.profiler = StepProfiler(self.plan, session) if args.profile else None
         self.last_checkpoint: Path | None = None
         self.tied = self._tied_weights()
 
@@ -117,8 +119,13 @@ class Trainer:
     def _run(
         self, plan: pipeloom.Plan, dataset: TokenDataset, *, first_sample: int, forward_only: bool
     ) -> tuple[float, Sequence[OpEvent]]:
-        """One pass over a plan; the mean token loss, which every process learns."""
+        """One pass over a plan; the mean token loss, which every process learns.
+
+        Data-parallel pipelines train on a part each, and evaluate on the same text each.
+        """
         args, num_microbatches = self.args, plan.num_microbatches
+        parts = 1 if forward_only else args.dp
+        part = 0 if forward_only else self.session.pipeline
 
         def read() -> Iterator[Microbatch]:
             return microbatches(
@@ -127,6 +134,7 @@ class Trainer:
                 first_sample=first_sample,
                 num_microbatches=num_microbatches,
                 micro_batch_size=args.micro_batch_size,
+                first_number=part * num_microbatches,
                 device=self.session.device,
             )
 
@@ -141,13 +149,15 @@ class Trainer:
             forward_only=forward_only,
             plan=plan if args.p2p == "auto" else plan.lower(args.p2p),
             transport=self.session.transport,
-            total_num_tokens=num_microbatches * args.micro_batch_size * args.seq_length,
+            total_num_tokens=(parts * num_microbatches * args.micro_batch_size * args.seq_length),
             record=True,
             fingerprint=self.fingerprint,
         )
         loss = None if result.loss is None else float(result.loss)
         everyones = self.session.processes.gather(loss)
-        return next(value for value in everyones if value is not None), result.events
+        known = [value for value in everyones if value is not None]
+        # Each pipeline's share of the mean, added in the order of their microbatches.
+        return sum(known[1:parts], known[0]), result.events
 
     def train_step(self) -> StepRecord:
         """One optimizer step.
@@ -166,6 +176,7 @@ class Trainer:
         ran = time.perf_counter()
         if self.profiler is not None:
             self.profiler.take(self.step + 1, self.events)
+        self._reduce_over_pipelines()
         reduce_tied_gradients(self.tied, transport)
         bound = args.clip_grad if args.clip_grad > 0 else math.inf
         parameters = {rank: parameters_of(own) for rank, own in self.model.items()}
@@ -173,10 +184,12 @@ class Trainer:
         for name, value in (("loss", loss), ("gradient norm", norm)):
             self._require_finite(name, value)
         lr = self.opt_param_scheduler.rate(self.step)
+        self.is_whole = False
         self.optimizer.step()
         self.opt_param_scheduler.step()
         self.step += 1
         self.consumed_samples += args.samples_per_step
+        self.is_whole = True
         return StepRecord(
             self.step,
             loss=loss,
@@ -185,6 +198,24 @@ class Trainer:
             tokens_per_s=args.tokens_per_step / (time.perf_counter() - begin),
             **self._idle(ran - begin),
         )
+
+    def _reduce_over_pipelines(self) -> None:
+        """Gives every pipeline the sum of their gradients."""
+        if self.session.replicas is None:
+            return
+        from pipeloom.runtime.errors import PeerLost, with_hint
+        from pipeloom.runtime.gradients import reduce_data_parallel_gradients
+
+        try:
+            reduce_data_parallel_gradients(parameters_of(self.chunks), self.session.replicas)
+        except RuntimeError as error:
+            raise PeerLost(
+                with_hint(
+                    f"rank {self.session.processes.index} lost a rank of another pipeline while "
+                    f"gradients were reduced: {error}",
+                    "look first at the rank that reports nothing; go on with --resume",
+                )
+            ) from error
 
     def _require_finite(self, name: str, value: float) -> None:
         if math.isfinite(value):
@@ -203,7 +234,8 @@ class Trainer:
             seconds = max((event.end for event in events), default=0.0)
         else:
             events = self.events
-        parts = self.session.processes.gather((seconds, work_and_waiting(events)))
+        own = work_and_waiting(events) if self.session.pipeline == 0 else {}
+        parts = self.session.processes.gather((seconds, own))
         span = max(part[0] for part in parts)
         ranks = sorted(pair for _, own in parts for pair in own.items())
         if span <= 0:
@@ -254,7 +286,7 @@ class Trainer:
             ConfigError: All of `--steps` are done.
             CheckpointError: Another model, another text, or files that are not whole.
         """
-        state = checkpoint.read_state(path)
+        state = self.session.processes.on_first(lambda: checkpoint.require_whole(path))
         if state.step >= self.args.steps:
             raise ConfigError(
                 f"steps={self.args.steps}: the run has done {state.step} steps already\n"

@@ -99,7 +99,7 @@ impl Plan {
         mark(&mut columns, ops);
         if self.style().is_some() {
             columns.peer = Some(ops.iter().map(|op| self.peer(*op)).collect());
-            columns.group = Some((0..ops.len()).map(|at| held.group(at)).collect());
+            columns.group = Some(held.groups());
         }
         columns
     }

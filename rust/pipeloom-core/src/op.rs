@@ -97,6 +97,9 @@ impl Flags {
     pub const PAIR_FIRST: Self = Self(2);
     /// Second op of an overlapped pair.
     pub const PAIR_SECOND: Self = Self(4);
+    /// A transfer that is posted and completed together with the transfer before it: both are of
+    /// one group.
+    pub const JOINED: Self = Self(8);
 
     /// Whether all marks of `other` are set.
     #[inline]

@@ -11,7 +11,7 @@ use crate::ids::{Chunk, Rank, Stage, Unit};
 use crate::op::{Flags, Op, OpKind};
 use crate::order::{RankOrder, Sequence, Table};
 use crate::recompute::Mask;
-use crate::schedules::{Family, Params, Rule};
+use crate::schedules::{Argument, Family, Params, Rule};
 use crate::semantics::{Semantics, Style};
 use crate::shape::{Placement, Shape};
 use crate::text::csv::Dropped;
@@ -22,24 +22,34 @@ pub const NO_GROUP: u32 = u32::MAX;
 /// The ops of one rank, held.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RankOps {
-    /// The ops in order.
+    /// The ops in order. Transfers marked [`Flags::JOINED`] are of the group of the one before.
     pub ops: Vec<Op>,
-    /// For lowered plans, the group of each transfer: consecutive transfers of one number are
-    /// posted and completed together. [`NO_GROUP`] for compute ops. Empty for unlowered plans.
-    pub groups: Vec<u32>,
 }
 
 impl RankOps {
-    fn unlowered(ops: Vec<Op>) -> Self {
-        Self {
-            ops,
-            ..Self::default()
-        }
+    /// The group of each op: transfers of one number are posted and completed together. Numbered
+    /// from 0 in program order; [`NO_GROUP`] for compute ops.
+    pub fn groups(&self) -> Vec<u32> {
+        let mut next = 0u32;
+        let number = |op: &Op| {
+            if op.kind.is_compute() {
+                return NO_GROUP;
+            }
+            next += u32::from(next == 0 || !op.flags.has(Flags::JOINED));
+            next - 1
+        };
+        self.ops.iter().map(number).collect()
     }
+}
 
-    /// The group of the op at `position`.
-    pub fn group(&self, position: usize) -> u32 {
-        self.groups.get(position).copied().unwrap_or(NO_GROUP)
+/// Makes transfers that stand side by side one group.
+pub(crate) fn join(group: &mut [Op]) {
+    for (at, op) in group.iter_mut().enumerate() {
+        op.flags = if at == 0 {
+            op.flags.without(Flags::JOINED)
+        } else {
+            op.flags.with(Flags::JOINED)
+        };
     }
 }
 
@@ -81,7 +91,7 @@ impl Plan {
     /// This plan with the orders that its family's rule makes for all ranks at once. Only
     /// [`crate::schedules`] calls it.
     pub(crate) fn with_orders(self, orders: Vec<Vec<Op>>) -> Self {
-        let ranks = orders.into_iter().map(RankOps::unlowered).collect();
+        let ranks = orders.into_iter().map(|ops| RankOps { ops }).collect();
         let orders = Orders::Held(ranks);
         let unmarked = Self { orders, ..self };
         if unmarked.params.kept_activations.is_none() {
@@ -324,7 +334,7 @@ impl Plan {
             }
         });
         self.mark_recomputed(rank, &mut ops);
-        RankOps::unlowered(ops)
+        RankOps { ops }
     }
 
     fn mark_recomputed(&self, rank: Rank, ops: &mut [Op]) {
@@ -391,8 +401,26 @@ impl Plan {
         if *shape.placement() != Placement::Loop {
             parts.push(format!("placement={:?}", shape.placement().name()));
         }
-        if self.params.forward_only {
+        let Params {
+            group: _, // told above
+            extra_warmup,
+            reverse_backward,
+            forward_only,
+            kept_activations,
+        } = self.params;
+        if extra_warmup > 0 {
+            parts.push(format!("extra_warmup={extra_warmup}"));
+        }
+        let uses = |argument| self.family.is_some_and(|f| f.arguments.contains(&argument));
+        if !reverse_backward && uses(Argument::ReverseBackward) {
+            parts.push("reverse_backward=False".to_owned());
+        }
+        if forward_only {
             parts.push("forward_only=True".to_owned());
+        }
+        if let Some(kept) = kept_activations {
+            let name = Argument::PartialCheckpoints.name();
+            parts.push(format!("{name}={kept}"));
         }
         if let Some(style) = self.style {
             parts.push(format!("style={:?}", style.name()));

@@ -1,6 +1,7 @@
 //! [`Shape`]: how many ranks, chunks, microbatches, and which rank holds which stage.
 
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
@@ -59,7 +60,10 @@ impl fmt::Display for Placement {
 }
 
 /// The shape of a pipeline. Built by [`Shape::new`], so its numbers are in range.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+///
+/// Equal if their numbers are equal and each stage has the same place, whatever the placement is
+/// called: with one rank or one chunk a zig-zag is a loop.
+#[derive(Clone, Debug, Eq)]
 pub struct Shape {
     pp: u32,
     vp: u32,
@@ -68,7 +72,30 @@ pub struct Shape {
     placement: Placement,
 }
 
+impl PartialEq for Shape {
+    fn eq(&self, other: &Self) -> bool {
+        self.key() == other.key()
+    }
+}
+
+impl Hash for Shape {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.key().hash(state);
+    }
+}
+
 impl Shape {
+    /// What makes a shape: its numbers, and one name for each way to place stages.
+    fn key(&self) -> ([u32; 4], &Placement) {
+        let straight = self.pp == 1 || self.vp == 1;
+        let placement = match &self.placement {
+            Placement::V if straight => &Placement::Loop,
+            placement => placement,
+        };
+        let numbers = [self.pp, self.vp, self.num_microbatches, self.num_seq_pieces];
+        (numbers, placement)
+    }
+
     /// A shape of `pp` ranks with `vp` chunks each.
     ///
     /// # Errors

@@ -246,17 +246,18 @@ fn megatron_calls_are_reproduced() {
 /// A rank's program in the words of the golden file.
 fn calls(plan: &Plan, rank: Rank) -> String {
     let held = plan.rank_ops(rank);
+    let groups = held.groups();
     let chunk = |op: &Op| format!("{}.{}", plan.shape().chunk_of(op.stage), op.unit);
     let mut words: Vec<String> = Vec::new();
     let mut at = 0;
     while at < held.ops.len() {
-        let group = held.group(at);
+        let group = groups[at];
         let len = if group == NO_GROUP {
             words.push(format!("{}{}", held.ops[at].kind, chunk(&held.ops[at])));
             1
         } else {
             let same = |&&other: &&u32| other == group;
-            let members = &held.ops[at..at + held.groups[at..].iter().take_while(same).count()];
+            let members = &held.ops[at..at + groups[at..].iter().take_while(same).count()];
             let mut parts = Vec::new();
             for (kind, name) in [
                 (OpKind::SendForward, "sn"),
@@ -294,18 +295,10 @@ fn groups_of_even_odd_are_in_the_order_of_p2p_order() {
         let with_transfers = lowered(&plan, Style::EvenOdd);
         for rank in plan.shape().ranks() {
             let held = with_transfers.rank_ops(rank);
-            let groups = held
-                .groups
-                .iter()
-                .copied()
-                .filter(|&group| group != NO_GROUP)
-                .max();
-            for group in 0..groups.map_or(0, |last| last + 1) {
-                let members = held
-                    .ops
-                    .iter()
-                    .zip(&held.groups)
-                    .filter(|(_, g)| **g == group);
+            let groups = held.groups();
+            let last = groups.iter().copied().filter(|&group| group != NO_GROUP);
+            for group in 0..last.max().map_or(0, |last| last + 1) {
+                let members = held.ops.iter().zip(&groups).filter(|(_, g)| **g == group);
                 let mut names: Vec<&str> = members.map(|(op, _)| name(op)).collect();
                 names.dedup();
                 assert_eq!(names, p2p_order(rank, &names).expect("known names"));

@@ -209,14 +209,30 @@ fn wrong_text_is_named_by_row_and_column() {
 fn broken_plans_are_refused_with_every_violation() {
     let check = ErrorKind::Check;
     refused("0F0,0B0\n\n1F0,1B0", check, &["row 1 has no ops"]);
-    refused("0F0,0B0,0F1", check, &["`0B1` is missing"]);
-    refused("0F1,0F2,0B1,0B2", check, &["`0F0` is missing"]);
-    refused("0F0,0F0,0B0", check, &["position 1", "position 0 already"]);
-    refused("0F0,0B0,0I0,0W0", check, &["beside its own I or W"]);
-    refused("0F0,0I0", check, &["`0W0` is missing"]);
-    refused("0B0,0F0", check, &["stands before `0F0`"]);
-    refused("0F0,0W0,0I0", check, &["stands before `0I0`"]);
-    refused("0F0,1F0,0B0,1B0", check, &["`0B0`", "stands before `1B0`"]);
+    refused("0F0,0B0,0F1", check, &["never runs 0B1"]);
+    refused("0F1,0F2,0B1,0B2", check, &["never runs 0F0"]);
+    refused(
+        "0F0,0F0,0B0",
+        check,
+        &[
+            "row 0, column 1",
+            "position 1",
+            "0F0 stands here a second time",
+        ],
+    );
+    refused(
+        "0F0,0B0,0I0,0W0",
+        check,
+        &["row 0, column 2", "0I0 repeats what 0B0 does"],
+    );
+    refused("0F0,0I0", check, &["0I0 has no 0W0"]);
+    refused(
+        ",0UNSHARD,0B0,0F0",
+        check,
+        &["row 0, column 2", "0B0 stands before 0F0"],
+    );
+    refused("0F0,0W0,0I0", check, &["0W0 stands before 0I0"]);
+    refused("0F0,1F0,0B0,1B0", check, &["0B0 stands before 1B0"]);
     refused("0F0,0B0\n0F1,0B1", check, &["stage 0 is on rank 0 already"]);
     refused("0F0,0B0\n2F0,2B0", check, &["stage 1"]);
     refused("0F0,0B0,7F4294967295", check, &["out of proportion"]);
@@ -228,7 +244,7 @@ fn broken_plans_are_refused_with_every_violation() {
         &["deadlock", "1F1 waits for 0F1"],
     );
     let error = refused("0F0,0B1\n1F0,1B1", check, &[]);
-    assert_eq!(error.violations.len(), 2, "{error}");
+    assert_eq!(error.violations.len(), 4, "{error}");
 }
 
 #[test]
@@ -239,24 +255,30 @@ fn broken_transfers_are_refused() {
     refused(
         &format!("{swapped}\n{rank1}"),
         check,
-        &["receive 0 of channel 0 -> 1 forward meets `0SEND_F1`"],
+        &[
+            "row 1, column 0",
+            "0SEND_F1 at position 2 there, but 1RECV_F0 here",
+        ],
     );
     let right = "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1";
     assert!(csv::from_csv(&format!("{right}\n{rank1}")).is_ok());
     refused(
         &format!("{}\n{rank1}", right.replace("0SEND_F1,", "")),
         check,
-        &["`0SEND_F1` is missing"],
+        &["rank 0 has no 0SEND_F1"],
     );
     refused(
         &format!("{}\n{rank1}", right.replace("0RECV_B0,0B0", "0B0,0RECV_B0")),
         check,
-        &["stands before"],
+        &["row 0, column 4", "0B0 stands before 0RECV_B0"],
     );
     refused(
         &format!("{right},0SEND_B0\n{rank1}"),
         check,
-        &["nothing crosses ranks"],
+        &[
+            "row 0, column 8",
+            "0SEND_B0 moves a tensor that does not change ranks",
+        ],
     );
 }
 

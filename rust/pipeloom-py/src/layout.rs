@@ -1,7 +1,6 @@
 //! Class `Layout`.
 
 use pipeloom_core::ids::{Chunk, Rank};
-use pipeloom_core::layout::balance::Weights;
 use pipeloom_core::layout::megatron::Megatron;
 use pipeloom_core::layout::rules::Expected;
 use pipeloom_core::layout::{Layout as Core, StageContent};
@@ -13,6 +12,7 @@ use pyo3::types::{PyDict, PyString};
 use crate::convert;
 use crate::detach::detach;
 use crate::error::to_py;
+use crate::load::{Given, Load};
 
 type Value<'a, 'py> = &'a Bound<'py, PyAny>;
 
@@ -144,10 +144,12 @@ impl Layout {
         detach(py, || split.layout()).map(Self)
     }
 
-    /// The split whose heaviest stage is as light as can be; of several the most even one.
+    /// The split whose busiest rank has as little as can be, then its slowest stage.
     #[staticmethod]
     #[pyo3(signature = (layer_costs, *, pp, vp=None, embedding_cost=0.0, loss_cost=0.0,
-        no_cut_after=Vec::new(), placement="loop"))]
+        mtp_costs=Vec::new(), no_cut_after=Vec::new(), allow_empty=false, memory_limit=None,
+        layer_memory=None, embedding_memory=0.0, loss_memory=0.0, mtp_memory=None,
+        placement="loop"))]
     #[allow(clippy::too_many_arguments)] // the public signature
     fn balanced(
         py: Python<'_>,
@@ -156,21 +158,70 @@ impl Layout {
         vp: Option<Value<'_, '_>>,
         embedding_cost: f64,
         loss_cost: f64,
+        mtp_costs: Vec<f64>,
         no_cut_after: Vec<Bound<'_, PyAny>>,
+        allow_empty: bool,
+        memory_limit: Option<Value<'_, '_>>,
+        layer_memory: Option<Vec<f64>>,
+        embedding_memory: f64,
+        loss_memory: f64,
+        mtp_memory: Option<Vec<f64>>,
         placement: &str,
     ) -> PyResult<Self> {
         let (pp, vp) = (convert::count("pp", pp)?, optional("vp", vp, 1)?);
         let (vp, placement) = (vp.unwrap_or(1), named(placement)?);
-        let weights = Weights {
-            layers: layer_costs,
-            embedding: embedding_cost,
-            loss: loss_cost,
-            no_cut_after: no_cut_after
-                .iter()
-                .map(|layer| convert::count("no_cut_after", layer))
-                .collect::<PyResult<_>>()?,
+        let given = Given {
+            layer_costs,
+            embedding_cost,
+            loss_cost,
+            mtp_costs,
+            no_cut_after,
+            allow_empty,
+            memory_limit,
+            layer_memory,
+            embedding_memory,
+            loss_memory,
+            mtp_memory,
         };
+        let weights = given.weights()?;
         detach(py, || Core::balanced(&weights, pp, vp, placement)).map(Self)
+    }
+
+    /// What this layout comes to at given costs, and why.
+    #[pyo3(signature = (layer_costs, *, embedding_cost=0.0, loss_cost=0.0,
+        mtp_costs=Vec::new(), no_cut_after=Vec::new(), allow_empty=false, memory_limit=None,
+        layer_memory=None, embedding_memory=0.0, loss_memory=0.0, mtp_memory=None))]
+    #[allow(clippy::too_many_arguments)] // those of `balanced`
+    fn load(
+        &self,
+        py: Python<'_>,
+        layer_costs: Vec<f64>,
+        embedding_cost: f64,
+        loss_cost: f64,
+        mtp_costs: Vec<f64>,
+        no_cut_after: Vec<Bound<'_, PyAny>>,
+        allow_empty: bool,
+        memory_limit: Option<Value<'_, '_>>,
+        layer_memory: Option<Vec<f64>>,
+        embedding_memory: f64,
+        loss_memory: f64,
+        mtp_memory: Option<Vec<f64>>,
+    ) -> PyResult<Load> {
+        let given = Given {
+            layer_costs,
+            embedding_cost,
+            loss_cost,
+            mtp_costs,
+            no_cut_after,
+            allow_empty,
+            memory_limit,
+            layer_memory,
+            embedding_memory,
+            loss_memory,
+            mtp_memory,
+        };
+        let weights = given.weights()?;
+        detach(py, || self.0.load(&weights)).map(Load)
     }
 
     /// From the number of layers of each chunk of each rank: `counts[rank][chunk]`.

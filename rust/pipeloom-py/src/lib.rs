@@ -5,6 +5,7 @@ mod costs;
 mod detach;
 mod error;
 mod layout;
+mod load;
 mod plan;
 mod plan_text;
 mod planning;
@@ -28,6 +29,8 @@ mod _core {
     use crate::error::{CheckError, ConfigError, LayoutError, ParseError, PlanError, SearchError};
     #[pymodule_export]
     use crate::layout::Layout;
+    #[pymodule_export]
+    use crate::load::Load;
     #[pymodule_export]
     use crate::plan::Plan;
     #[pymodule_export]

@@ -217,8 +217,8 @@ impl Drawing {
     }
 
     /// Colours of what is no op.
-    #[getter]
-    fn paper(&self) -> BTreeMap<&'static str, String> {
+    #[classattr]
+    fn paper() -> BTreeMap<&'static str, String> {
         let colors = [
             ("idle", palette::BUBBLE),
             ("memory", palette::MEMORY_FILL),

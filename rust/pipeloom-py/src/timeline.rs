@@ -55,6 +55,26 @@ impl Timeline {
     }
 
     #[pyo3(signature = (rank, /))]
+    fn bubble_parts<'py>(
+        &self,
+        py: Python<'py>,
+        rank: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let rank = convert::rank(rank)?;
+        let parts = detach(py, || self.0.bubbles(rank))?;
+        let dict = PyDict::new(py);
+        for (name, ticks) in [
+            ("warmup", parts.warmup),
+            ("steady", parts.steady),
+            ("cooldown", parts.cooldown),
+            ("transfer", parts.transfer),
+        ] {
+            dict.set_item(name, number_to_py(py, self.0.ticks().time(ticks))?)?;
+        }
+        Ok(dict)
+    }
+
+    #[pyo3(signature = (rank, /))]
     fn work<'py>(&self, py: Python<'py>, rank: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let rank = convert::rank(rank)?;
         self.0.plan().require_rank(rank).map_err(to_py)?;

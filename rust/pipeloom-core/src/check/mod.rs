@@ -178,9 +178,10 @@ pub(crate) fn implied(semantics: Semantics) -> &'static [Semantics] {
     }
 }
 
-/// Refuses a plan with far fewer ops than its shape needs, before anything is laid out.
+/// Refuses a plan with far fewer ops than its shape needs, before anything is laid out and every
+/// missing op is listed.
 fn size(plan: &Plan) -> Vec<Violation> {
-    const SMALL: u64 = 1 << 24;
+    const SMALL: u64 = 1 << 16;
     let shape = plan.shape();
     let cells = u64::from(shape.num_stages()) * u64::from(shape.num_units());
     let ops = plan.total_len();

@@ -7,7 +7,7 @@ use super::Violation;
 use crate::engine::{NONE, Program};
 use crate::ids::{Rank, Stage, Unit};
 use crate::op::{Flags, Op, OpKind};
-use crate::plan::{NO_GROUP, RankOps};
+use crate::plan::RankOps;
 
 pub(super) const RECOMPUTED_FORWARD: u16 = 1 << 8;
 pub(super) const RECOMPUTED_BACKWARD: u16 = 1 << 9;
@@ -96,9 +96,6 @@ impl Structure<'_> {
             }
             self.needs((rank, at), op, cell);
             self.marks[cell] |= mark;
-        }
-        if !ops.groups.is_empty() {
-            self.groups(rank, ops);
         }
     }
 
@@ -311,6 +308,9 @@ impl Structure<'_> {
             let cell = self.program.cell(op);
             self.marks[cell] |= mark;
         }
+        if op.flags.has(Flags::JOINED) {
+            self.group(place, op, &ops.ops);
+        }
         self.pair(place, op, &ops.ops);
     }
 
@@ -338,25 +338,17 @@ impl Structure<'_> {
     }
 
     /// Members of a group are transfers and stand side by side.
-    fn groups(&mut self, rank: Rank, ops: &RankOps) {
-        let mut highest = None;
-        for (at, &op) in ops.ops.iter().enumerate() {
-            let group = ops.group(at);
-            if group == NO_GROUP {
-                continue;
-            }
-            let continues = at > 0 && ops.group(at - 1) == group;
-            let hint = "members of a group are transfers that stand side by side, and groups are \
-                        numbered in order";
-            if op.kind.is_compute() {
-                let message = format!("{op} computes, but is in group {group} of transfers");
-                self.report("group", (rank, at), op, message, hint);
-            } else if !continues && highest.is_some_and(|highest| group <= highest) {
-                let message = format!("{op} is in group {group}, which ended before");
-                self.report("group", (rank, at), op, message, hint);
-            }
-            highest = highest.max(Some(group));
-        }
+    fn group(&mut self, (rank, at): (Rank, usize), op: Op, ops: &[Op]) {
+        let before = at.checked_sub(1).and_then(|at| ops.get(at));
+        let message = if op.kind.is_compute() {
+            "computes, but is marked as a member of a group of transfers"
+        } else if before.is_none_or(|before| before.kind.is_compute()) {
+            "is marked as of the group of the transfer before it, but there is none"
+        } else {
+            return;
+        };
+        let hint = "members of a group are transfers that stand side by side";
+        self.report("group", (rank, at), op, format!("{op} {message}"), hint);
     }
 }
 

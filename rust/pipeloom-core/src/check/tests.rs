@@ -8,7 +8,7 @@ use crate::engine::naive;
 use crate::engine::samples::{self, Rng};
 use crate::ids::{Stage, Unit};
 use crate::op::{Flags, Op, OpKind};
-use crate::plan::{NO_GROUP, RankOps};
+use crate::plan::RankOps;
 use crate::semantics::Style;
 use crate::shape::{Placement, Shape};
 
@@ -35,7 +35,6 @@ fn op(text: &str) -> Op {
 fn ranks(orders: &[&str]) -> Vec<RankOps> {
     let rank = |order: &&str| RankOps {
         ops: order.split_whitespace().map(op).collect(),
-        groups: Vec::new(),
     };
     orders.iter().map(rank).collect()
 }
@@ -148,8 +147,9 @@ fn each_rule_of_transfers_has_a_smallest_plan_too() {
 fn members_of_a_group_stand_side_by_side() {
     let orders = ["0F0 0SEND_F0 0RECV_B0 0B0", "1RECV_F0 1F0 1B0 1SEND_B0"];
     let mut held = ranks(&orders);
-    held[0].groups = vec![NO_GROUP, 0, 0, NO_GROUP];
-    held[1].groups = vec![0, NO_GROUP, NO_GROUP, 0];
+    for (rank, at) in [(0, 2), (1, 3)] {
+        held[rank].ops[at].flags = Flags::JOINED;
+    }
     let plan = plan(1, 1, &orders).with_transfers(Style::Batched, held);
     assert!(rules(&plan).contains(&"group"));
 }

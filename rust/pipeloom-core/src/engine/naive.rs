@@ -3,7 +3,7 @@
 
 use crate::cost::Ticks;
 use crate::op::{Flags, Op, OpKind};
-use crate::plan::{NO_GROUP, Plan};
+use crate::plan::Plan;
 use crate::semantics::Semantics;
 
 /// (start, end) of each op of each rank; none: it never ran.
@@ -14,7 +14,6 @@ struct Naive<'a> {
     ticks: &'a Ticks,
     semantics: Semantics,
     ranks: Vec<Vec<Op>>,
-    groups: Vec<Vec<u32>>,
     found: Found,
     /// When each transfer was posted.
     posted: Vec<Vec<Option<i64>>>,
@@ -25,14 +24,10 @@ struct Naive<'a> {
 pub(crate) fn run(plan: &Plan, ticks: &Ticks, semantics: Semantics) -> Found {
     let held = plan.materialize();
     let ranks: Vec<Vec<Op>> = held.iter().map(|ops| ops.ops.clone()).collect();
-    let groups = held
-        .iter()
-        .map(|ops| (0..ops.ops.len()).map(|at| ops.group(at)).collect());
     let mut naive = Naive {
         plan,
         ticks,
         semantics,
-        groups: groups.collect(),
         found: ranks.iter().map(|ops| vec![None; ops.len()]).collect(),
         posted: ranks.iter().map(|ops| vec![None; ops.len()]).collect(),
         at: vec![0; ranks.len()],
@@ -64,12 +59,8 @@ impl Naive<'_> {
                     .is_some_and(|op| op.flags.has(Flags::PAIR_SECOND));
             return at..end + usize::from(paired);
         }
-        let group = self.groups[rank][at];
-        while self.semantics == Semantics::Batched
-            && group != NO_GROUP
-            && end < ops.len()
-            && self.groups[rank][end] == group
-        {
+        let joined = |op: &Op| op.flags.has(Flags::JOINED) && !op.kind.is_compute();
+        while self.semantics == Semantics::Batched && ops.get(end).is_some_and(joined) {
             end += 1;
         }
         at..end

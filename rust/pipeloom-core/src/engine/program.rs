@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use crate::cost::Ticks;
 use crate::ids::{Rank, Stage};
-use crate::op::{Op, OpKind};
+use crate::op::{Flags, Op, OpKind};
 use crate::plan::{Plan, RankOps};
 use crate::shape::Shape;
 
@@ -164,18 +164,11 @@ impl<'a> Program<'a> {
         ends
     }
 
-    /// Positions of the group that starts at `from`: itself alone unless transfers share a number.
+    /// Where the group that starts at `from` ends.
     pub(crate) fn group_end(&self, rank: usize, from: usize) -> usize {
-        let ops = &self.ranks[rank];
-        let group = ops.group(from);
-        let same = |&at: &usize| {
-            group != crate::plan::NO_GROUP
-                && ops.group(at) == group
-                && !ops.ops[at].kind.is_compute()
-        };
-        (from + 1..ops.ops.len())
-            .find(|at| !same(at))
-            .unwrap_or(ops.ops.len())
+        let behind = &self.ranks[rank].ops[from + 1..];
+        let joined = |op: &&Op| op.flags.has(Flags::JOINED) && !op.kind.is_compute();
+        from + 1 + behind.iter().take_while(joined).count()
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::cost::{Costs, Links, Number, Values};
 use crate::ids::{Chunk, Rank, Stage, Unit};
 use crate::op::{Flags, Op, OpKind};
-use crate::plan::{NO_GROUP, Plan, RankOps};
+use crate::plan::{Plan, RankOps};
 use crate::semantics::Style;
 use crate::shape::{Placement, Shape};
 
@@ -151,7 +151,6 @@ pub(crate) fn plan(rng: &mut Rng) -> Plan {
                 ..*op
             })
             .collect(),
-        groups: Vec::new(),
     };
     let ranks = plan.materialize().iter().map(unpaired).collect();
     Plan::held("sample", plan.shape().clone(), ranks)
@@ -247,16 +246,14 @@ fn insert(ops: &mut Vec<Op>, at: usize, op: Op) {
 }
 
 fn group(rng: &mut Rng, ops: Vec<Op>) -> RankOps {
-    let mut number = 0;
-    let mut groups = vec![NO_GROUP; ops.len()];
-    for at in 0..ops.len() {
-        if !ops[at].kind.is_compute() {
-            let joins = at > 0 && !ops[at - 1].kind.is_compute() && rng.below(2) == 0;
-            number += u32::from(!joins);
-            groups[at] = number;
+    let mut ops = ops;
+    for at in 1..ops.len() {
+        let transfers = !ops[at].kind.is_compute() && !ops[at - 1].kind.is_compute();
+        if transfers && rng.below(2) == 0 {
+            ops[at].flags = ops[at].flags.with(Flags::JOINED);
         }
     }
-    RankOps { ops, groups }
+    RankOps { ops }
 }
 
 /// Small whole costs; some are 0.
@@ -302,16 +299,10 @@ pub(crate) fn mutate(rng: &mut Rng, plan: &Plan) -> Plan {
         let op = ranks[rank].ops[from];
         let drop = |ranks: &mut Vec<RankOps>| {
             ranks[rank].ops.remove(from);
-            if !ranks[rank].groups.is_empty() {
-                ranks[rank].groups.remove(from);
-            }
         };
         let add = |ranks: &mut Vec<RankOps>, rank: usize, at: usize, op: Op| {
             let at = at.min(ranks[rank].ops.len());
             ranks[rank].ops.insert(at, op);
-            if !ranks[rank].groups.is_empty() {
-                ranks[rank].groups.insert(at, NO_GROUP);
-            }
         };
         match rng.below(7) {
             0 => drop(&mut ranks),

@@ -6,9 +6,9 @@ use super::program::Program;
 use super::{compute_ops, fifo};
 use crate::error::Result;
 use crate::ids::{Rank, Stage};
-use crate::op::{Op, OpKind};
+use crate::op::{Flags, Op, OpKind};
 use crate::p2p_order::place;
-use crate::plan::{NO_GROUP, Plan, RankOps};
+use crate::plan::{Plan, RankOps, join};
 use crate::shape::Placement;
 
 pub(super) fn lower(plan: &Plan) -> Result<Vec<RankOps>> {
@@ -54,15 +54,10 @@ fn megatron_accepts(plan: &Plan) -> bool {
 /// one kind keep theirs.
 fn sorted_batches(plan: &Plan) -> Result<Vec<RankOps>> {
     let mut ranks = fifo::lower_batched(plan)?;
-    for (rank, RankOps { ops, groups }) in plan.shape().ranks().zip(&mut ranks) {
-        let mut from = 0;
-        while from < ops.len() {
-            let group = groups[from];
-            let len = groups[from..].iter().take_while(|&&g| g == group).count();
-            if group != NO_GROUP {
-                ops[from..from + len].sort_by_key(|op| place(rank, op.kind));
-            }
-            from += len;
+    for (rank, RankOps { ops }) in plan.shape().ranks().zip(&mut ranks) {
+        for group in ops.chunk_by_mut(|_, op| op.flags.has(Flags::JOINED)) {
+            group.sort_by_key(|op| place(rank, op.kind));
+            join(group);
         }
     }
     Ok(ranks)
@@ -134,25 +129,25 @@ fn one_chunk(calls: &Calls<'_>, program: &mut Program) {
     let (forwards, backwards) = (&calls.forwards, &calls.backwards);
     for &op in &forwards[..calls.warmup] {
         calls.call(program, &[calls.receive(Some(&op))]);
-        program.compute(op);
+        program.push(op);
         calls.call(program, &[calls.send(op)]);
     }
     let steady = forwards.len() - calls.warmup;
     calls.call(program, &[calls.receive(forwards.get(calls.warmup))]);
     for (k, &forward) in forwards[calls.warmup..].iter().enumerate() {
         let backward = backwards[k];
-        program.compute(forward);
+        program.push(forward);
         calls.call(
             program,
             &[calls.send(forward), calls.receive(Some(&backward))],
         );
-        program.compute(backward);
+        program.push(backward);
         let next = forwards.get(calls.warmup + k + 1);
         calls.call(program, &[calls.send(backward), calls.receive(next)]);
     }
     for &op in backwards.iter().skip(steady) {
         calls.call(program, &[calls.receive(Some(&op))]);
-        program.compute(op);
+        program.push(op);
         calls.call(program, &[calls.send(op)]);
     }
 }
@@ -165,7 +160,7 @@ fn interleaved(calls: &Calls<'_>, program: &mut Program) {
     let steady = forwards.len() - calls.warmup;
     calls.call(program, &[calls.receive(forwards.first())]);
     for (k, &op) in forwards[..calls.warmup].iter().enumerate() {
-        program.compute(op);
+        program.push(op);
         let last = k + 1 == calls.warmup && steady > 0;
         let gradient = first_backward.filter(|_| last);
         calls.call(program, &[calls.send(op), calls.recv_previous(k), gradient]);
@@ -176,11 +171,11 @@ fn interleaved(calls: &Calls<'_>, program: &mut Program) {
     for (k, &backward) in backwards.iter().enumerate() {
         let mut exchange = [None; 4];
         if let Some(&forward) = forwards.get(calls.warmup + k) {
-            program.compute(forward);
+            program.push(forward);
             exchange[0] = calls.send(forward);
             exchange[1] = calls.recv_previous(calls.warmup + k);
         }
-        program.compute(backward);
+        program.push(backward);
         exchange[2] = calls.send(backward);
         exchange[3] = calls.recv_next(k);
         calls.call(program, &exchange);

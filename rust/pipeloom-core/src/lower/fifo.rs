@@ -14,7 +14,7 @@ use super::unit_time::ends;
 use crate::error::Result;
 use crate::ids::Rank;
 use crate::op::{Flags, Op, OpKind};
-use crate::plan::{NO_GROUP, Plan, RankOps};
+use crate::plan::{Plan, RankOps, join};
 
 /// Transfers in one global order, each a group of its own.
 pub(super) fn lower(plan: &Plan) -> Result<Vec<RankOps>> {
@@ -37,15 +37,11 @@ pub(super) fn lower(plan: &Plan) -> Result<Vec<RankOps>> {
 /// The order of [`lower`] with all transfers between two compute ops in one group.
 pub(super) fn lower_batched(plan: &Plan) -> Result<Vec<RankOps>> {
     let mut ranks = lower(plan)?;
-    for RankOps { groups, .. } in &mut ranks {
-        let (mut next, mut inside) = (0, false);
-        for group in groups {
-            if *group == NO_GROUP {
-                next += u32::from(inside);
-                inside = false;
-            } else {
-                *group = next;
-                inside = true;
+    for RankOps { ops } in &mut ranks {
+        let alike = |one: &Op, other: &Op| one.kind.is_compute() == other.kind.is_compute();
+        for neighbours in ops.chunk_by_mut(alike) {
+            if !neighbours[0].kind.is_compute() {
+                join(neighbours);
             }
         }
     }
@@ -120,13 +116,13 @@ fn program(
         if pair.is_none() {
             receive_before(key(end, rank.0), inboxes, &mut program);
         }
-        program.compute(op);
+        program.push(op);
         if op.flags.has(Flags::PAIR_FIRST) {
             pair = Some(op);
         } else if let Some(first) = pair.take() {
             send_pair(links, [first, op], &mut program);
         } else if let Some(send) = links.send(op) {
-            program.transfer(send);
+            program.push(send);
         }
     }
     receive_before(u64::MAX, inboxes, &mut program);
@@ -147,7 +143,7 @@ fn receive_before(key: u64, inboxes: &mut [Inbox<'_>], program: &mut Program) {
         let Some(message) = first.messages.next() else {
             return;
         };
-        program.transfer(message.recv);
+        program.push(message.recv);
         first.peek();
     }
 }
@@ -157,6 +153,6 @@ fn send_pair(links: &Links, pair: [Op; 2], program: &mut Program) {
     let mut sends: Vec<Op> = pair.into_iter().filter_map(|op| links.send(op)).collect();
     sends.sort_by_key(|send| send.kind != OpKind::SendForward);
     for send in sends {
-        program.transfer(send);
+        program.push(send);
     }
 }

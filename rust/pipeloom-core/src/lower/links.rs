@@ -139,6 +139,29 @@ impl Links {
         (target.channel != NONE).then(|| Op::new(op.stage, kind, op.unit))
     }
 
+    /// The channel that brings what `op` reads; [`NONE`] if that is made on the same rank.
+    pub(super) fn source_of(&self, op: Op) -> u32 {
+        let neighbours = self.of(op.stage);
+        let of = |stage: u32| self.stages.get(stage as usize);
+        let channel = match op.kind {
+            OpKind::Forward => of(neighbours.previous.stage).map(|from| from.next.channel),
+            OpKind::Backward | OpKind::BackwardInput => {
+                of(neighbours.next.stage).map(|from| from.previous.channel)
+            }
+            OpKind::BackwardWeight
+            | OpKind::SendForward
+            | OpKind::RecvForward
+            | OpKind::SendBackward
+            | OpKind::RecvBackward => None,
+        };
+        channel.unwrap_or(NONE)
+    }
+
+    /// Number of channels.
+    pub(super) fn num_channels(&self) -> usize {
+        self.sources.len()
+    }
+
     /// The receive that brings what `op` reads, if that comes from another rank.
     #[inline]
     pub(super) fn receive(&self, op: Op) -> Option<Op> {

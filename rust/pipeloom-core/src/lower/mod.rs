@@ -17,6 +17,7 @@ mod even_odd;
 mod fifo;
 mod links;
 mod program;
+mod runs;
 mod streams;
 mod unit_time;
 

@@ -2,13 +2,11 @@
 
 use super::links::{Links, NONE};
 use crate::op::{Op, OpKind};
-use crate::plan::{NO_GROUP, RankOps};
+use crate::plan::{RankOps, join};
 
-/// A rank's program under construction. Groups are numbered from 0 in program order.
+/// A rank's program under construction.
 pub(super) struct Program {
     ops: Vec<Op>,
-    groups: Vec<u32>,
-    next_group: u32,
 }
 
 impl Program {
@@ -29,39 +27,23 @@ impl Program {
         let len = ops.len() + ops.iter().map(transfers).sum::<usize>();
         Self {
             ops: Vec::with_capacity(len),
-            groups: Vec::with_capacity(len),
-            next_group: 0,
         }
     }
 
+    /// Adds a compute op, or a transfer that is a group of its own.
     #[inline]
-    pub(super) fn compute(&mut self, op: Op) {
+    pub(super) fn push(&mut self, op: Op) {
         self.ops.push(op);
-        self.groups.push(NO_GROUP);
-    }
-
-    /// Adds a transfer in a group of its own.
-    #[inline]
-    pub(super) fn transfer(&mut self, op: Op) {
-        self.ops.push(op);
-        self.groups.push(self.next_group);
-        self.next_group += 1;
     }
 
     /// Adds transfers that form one group; nothing if there are none.
     pub(super) fn group(&mut self, transfers: impl IntoIterator<Item = Op>) {
-        let before = self.ops.len();
+        let first = self.ops.len();
         self.ops.extend(transfers);
-        if self.ops.len() > before {
-            self.groups.resize(self.ops.len(), self.next_group);
-            self.next_group += 1;
-        }
+        join(&mut self.ops[first..]);
     }
 
     pub(super) fn finish(self) -> RankOps {
-        RankOps {
-            ops: self.ops,
-            groups: self.groups,
-        }
+        RankOps { ops: self.ops }
     }
 }

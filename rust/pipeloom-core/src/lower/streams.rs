@@ -8,13 +8,24 @@
 use super::compute_ops;
 use super::links::{Links, NONE, receive_of};
 use super::program::Program;
+use super::runs;
 use crate::error::{Error, Result};
 use crate::op::{Flags, Op, OpKind};
 use crate::plan::{Plan, RankOps};
 
 pub(super) fn lower(plan: &Plan, prefetch: u32) -> Result<Vec<RankOps>> {
+    let links = Links::new(plan.shape());
+    if prefetch == 1
+        && let Some(ranks) = runs::lower(plan, &links)
+    {
+        return Ok(ranks);
+    }
+    lower_ops(plan, &links, prefetch)
+}
+
+/// The same from the ops of any plan.
+fn lower_ops(plan: &Plan, links: &Links, prefetch: u32) -> Result<Vec<RankOps>> {
     let shape = plan.shape();
-    let links = Links::new(shape);
     let mut consumers = Consumers::new(links.stages().len(), shape.num_units() as usize);
     // By channel, in send order.
     let mut messages: Vec<Vec<Op>> = links.rooms();
@@ -37,7 +48,7 @@ pub(super) fn lower(plan: &Plan, prefetch: u32) -> Result<Vec<RankOps>> {
             early.end_channel();
         }
         early.sort();
-        Ok(program(&links, order, &early))
+        Ok(program(links, order, &early))
     });
     programs.collect()
 }
@@ -62,10 +73,10 @@ fn program(links: &Links, order: &[Op], early: &EarlyReceives) -> RankOps {
     for (at, &op) in order.iter().enumerate() {
         for &consumer in early.at(at) {
             if let Some(recv) = links.receive(order[consumer as usize]) {
-                program.transfer(recv);
+                program.push(recv);
             }
         }
-        program.compute(op);
+        program.push(op);
         let send = links.send(op);
         if op.flags.has(Flags::PAIR_FIRST) {
             // The pair is one op: nothing stands inside it.
@@ -73,7 +84,7 @@ fn program(links: &Links, order: &[Op], early: &EarlyReceives) -> RankOps {
             continue;
         }
         for send in held_back.take().into_iter().chain(send) {
-            program.transfer(send);
+            program.push(send);
         }
     }
     program.finish()
@@ -205,5 +216,42 @@ impl Ahead {
                 first[slot_of[consumer as usize].saturating_sub(self.back) as usize]
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::schedules::{self, FAMILIES, Request};
+
+    #[test]
+    fn runs_give_what_single_ops_give() {
+        let (mut by_runs, mut all) = (0, 0);
+        for family in FAMILIES {
+            for (pp, vp, m) in sizes() {
+                let request = Request::new(family.name, pp, vp, m);
+                let Ok(plan) = schedules::plan(&request) else {
+                    continue;
+                };
+                let links = Links::new(plan.shape());
+                all += 1;
+                if let Some(ranks) = runs::lower(&plan, &links) {
+                    let same = ranks == lower_ops(&plan, &links, 1).unwrap();
+                    assert!(same, "{}", plan.describe());
+                    assert!(
+                        ranks
+                            .iter()
+                            .all(|held| held.ops.len() == held.ops.capacity())
+                    );
+                    by_runs += 1;
+                }
+            }
+        }
+        assert!(by_runs > 300 && by_runs < all, "{by_runs} of {all}");
+    }
+
+    fn sizes() -> impl Iterator<Item = (u32, Option<u32>, u32)> {
+        let sizes = (1..=5).flat_map(|pp| [None, Some(2), Some(3)].map(|vp| (pp, vp)));
+        sizes.flat_map(|(pp, vp)| [1, 2, 3, 4, 7, 8, 12].map(|m| (pp, vp, m)))
     }
 }

@@ -4,19 +4,28 @@ use crate::cost::Ticks;
 use crate::engine::{NONE, Program, Times, pair_second};
 use crate::ids::{Rank, Stage};
 use crate::op::{Flags, Op, OpKind};
-use crate::plan::NO_GROUP;
 use crate::semantics::Semantics;
 
 /// (rank, position)
 type Place = (usize, usize);
 
 /// No position.
-const NOWHERE: usize = usize::MAX;
+pub(super) const NOWHERE: usize = usize::MAX;
+
+/// What a message waited for on a link that takes one at a time.
+#[derive(Clone, Copy, Debug, Default)]
+struct Journey {
+    /// The op whose message found the link free; those between it and this one follow it directly.
+    first: usize,
+    arrival: i64,
+}
 
 struct Trace<'a> {
     program: &'a Program<'a>,
     times: &'a Times,
     channel_times: Vec<i64>,
+    /// With link contention, for each rank and compute op the journey of its message.
+    journeys: Vec<Vec<Journey>>,
     semantics: Semantics,
     /// Position by cell of `F`, of `B` or `I`, of `RECV_F`, of `RECV_B`.
     positions: [Vec<usize>; 4],
@@ -28,12 +37,20 @@ pub(super) fn trace(
     program: &Program<'_>,
     ticks: &Ticks,
     semantics: Semantics,
+    link_contention: bool,
     times: &Times,
 ) -> Vec<(Rank, u64)> {
+    let channel_times = program.channel_times(ticks);
+    let contended = link_contention && semantics == Semantics::Buffered;
     let trace = Trace {
         program,
         times,
-        channel_times: program.channel_times(ticks),
+        journeys: if contended {
+            journeys(program, times, &channel_times)
+        } else {
+            Vec::new()
+        },
+        channel_times,
         semantics,
         positions: positions(program),
         partners: partners(program),
@@ -48,7 +65,7 @@ pub(super) fn trace(
     path
 }
 
-fn table(kind: OpKind) -> Option<usize> {
+pub(super) fn table(kind: OpKind) -> Option<usize> {
     match kind {
         OpKind::Forward => Some(0),
         OpKind::Backward | OpKind::BackwardInput => Some(1),
@@ -58,7 +75,7 @@ fn table(kind: OpKind) -> Option<usize> {
     }
 }
 
-fn positions(program: &Program<'_>) -> [Vec<usize>; 4] {
+pub(super) fn positions(program: &Program<'_>) -> [Vec<usize>; 4] {
     let mut positions = [const { Vec::new() }; 4];
     for table in &mut positions[..if program.lowered { 4 } else { 2 }] {
         table.resize(program.num_cells(), NOWHERE);
@@ -71,6 +88,38 @@ fn positions(program: &Program<'_>) -> [Vec<usize>; 4] {
         }
     }
     positions
+}
+
+/// The journeys of all buffered messages: a rank's links carry them in the order of its program.
+fn journeys(program: &Program<'_>, times: &Times, channel_times: &[i64]) -> Vec<Vec<Journey>> {
+    let mut links = vec![Journey::default(); program.channels.len()];
+    let mut journey = |rank: usize, at: usize, op: Op| {
+        let send = match op.kind {
+            OpKind::Forward => OpKind::SendForward,
+            OpKind::Backward | OpKind::BackwardInput => OpKind::SendBackward,
+            OpKind::BackwardWeight
+            | OpKind::SendForward
+            | OpKind::RecvForward
+            | OpKind::SendBackward
+            | OpKind::RecvBackward => return Journey::default(),
+        };
+        let channel = program.channel(Op { kind: send, ..op });
+        if channel == NONE {
+            return Journey::default();
+        }
+        let link = &mut links[program.links[channel as usize] as usize];
+        let end = times.end(rank, at);
+        if link.arrival <= end {
+            link.first = at;
+        }
+        link.arrival = link.arrival.max(end) + channel_times[channel as usize];
+        *link
+    };
+    let rank = |(rank, ops): (usize, &std::borrow::Cow<'_, crate::plan::RankOps>)| {
+        let ops = ops.ops.iter().enumerate();
+        ops.map(|(at, &op)| journey(rank, at, op)).collect()
+    };
+    program.ranks.iter().enumerate().map(rank).collect()
 }
 
 fn partners(program: &Program<'_>) -> Vec<Vec<usize>> {
@@ -117,6 +166,24 @@ impl Trace<'_> {
         let partner = (self.peer(rank, op)?, self.partners[rank][at]);
         self.transfer_cause((rank, at), start)
             .or_else(|| self.transfer_cause(partner, start))
+            .or_else(|| self.link_cause((rank, at), partner.0, start))
+    }
+
+    /// The transfer that used the link until another one's start, if it was the link that held
+    /// that one up.
+    fn link_cause(&self, (rank, at): Place, peer: usize, start: i64) -> Option<Place> {
+        let op = self.op((rank, at));
+        let source = if op.kind.is_send() { rank } else { peer };
+        let link = |op: Op| {
+            let channel = self.program.channel(op) as usize;
+            self.program.links.get(channel).copied()
+        };
+        let mine = link(op)?;
+        let ops = self.program.ranks[source].ops.iter().enumerate();
+        ops.filter(|(_, other)| other.kind.is_send() && link(**other) == Some(mine))
+            .map(|(at, _)| (source, at))
+            .filter(|&other| other != (rank, at) && self.end(other) == start)
+            .find(|&other| self.times.start(other.0, other.1) < start)
     }
 
     /// The op of the program that let a compute op start, if it started when that ended.
@@ -131,17 +198,13 @@ impl Trace<'_> {
         let compute = ops[..first].iter().rposition(|op| op.kind.is_compute());
         // Where transfers block the program, those behind the last compute op count as well.
         let blocking = matches!(self.semantics, Semantics::Batched | Semantics::Rendezvous);
-        let from = compute.map_or(first, |at| if blocking { first - 1 } else { at });
-        let from = if blocking && first > 0 {
-            first - 1
+        let candidates = if blocking {
+            compute.unwrap_or(0)..first
         } else {
-            from
+            compute.map_or(0..0, |at| at..at + 1)
         };
-        (compute.unwrap_or(0)..=from.min(first.saturating_sub(1)))
-            .rev()
-            .take(first)
-            .map(|before| (rank, before))
-            .find(|&before| self.end(before) == start)
+        let mut places = candidates.rev().map(|before| (rank, before));
+        places.find(|&before| self.end(before) == start)
     }
 
     /// The op that made the message for which a compute op (or either half of a pair) waited.
@@ -158,10 +221,9 @@ impl Trace<'_> {
             .into_iter()
             .flatten()
             .filter_map(|op| self.provider(rank, op))
-            // With contention the message may have waited for its link as well.
-            .filter(|&(place, lag)| self.end(place) + lag <= start)
-            .max_by_key(|&(place, lag)| self.end(place) + lag)
+            .filter(|&(place, lag)| self.end(place) + lag == start)
             .map(|(place, _)| place)
+            .next()
     }
 
     /// What the message that an op reads comes from, and the time in between.
@@ -190,6 +252,11 @@ impl Trace<'_> {
         };
         let at = self.positions[table(op.kind)?][self.program.cell(producer)];
         let source = self.program.stages[from as usize].rank as usize;
+        if let Some(ranks) = self.journeys.get(source).filter(|_| channel != NONE) {
+            let journey = *ranks.get(at)?;
+            let place = (source, journey.first);
+            return Some((place, journey.arrival - self.end(place)));
+        }
         let lag = self.channel_times.get(channel as usize).copied();
         (at != NOWHERE).then_some(((source, at), lag.unwrap_or(0)))
     }
@@ -208,18 +275,16 @@ impl Trace<'_> {
     fn transfer_cause(&self, (rank, at): Place, start: i64) -> Option<Place> {
         let ops = self.program.ranks.get(rank)?;
         let op = ops.ops.get(at)?;
-        let (group, channel) = (ops.group(at), self.program.channel(*op));
+        let channel = self.program.channel(*op);
         let blocking = matches!(self.semantics, Semantics::Batched | Semantics::Rendezvous);
-        let mut in_program = true;
+        let (mut in_program, mut in_group) = (true, self.semantics == Semantics::Batched);
         for before in (0..at).rev() {
             let other = ops.ops[before];
             let compute = other.kind.is_compute();
             let in_stream = !compute
                 && (self.semantics == Semantics::SingleStream
                     || self.program.channel(other) == channel);
-            let in_group = self.semantics == Semantics::Batched
-                && group != NO_GROUP
-                && ops.group(before) == group;
+            in_group &= ops.ops[before + 1].flags.has(Flags::JOINED) && !compute;
             let counts = in_stream || (in_program && !in_group && (compute || blocking));
             let end = self.end((rank, before));
             if counts && end == start {

@@ -11,8 +11,11 @@
 //! ```
 
 mod bounds;
+mod bubbles;
 mod critical_path;
 mod memory;
+
+use std::sync::OnceLock;
 
 use crate::check::deadlocks;
 use crate::cost::{Costs, Ticks};
@@ -23,6 +26,7 @@ use crate::plan::Plan;
 use crate::semantics::Semantics;
 
 pub use bounds::{Bound, Bounds};
+pub use bubbles::Bubbles;
 
 /// Most cells (stages times units) that a run lays out.
 const MAX_CELLS: u64 = 1 << 32;
@@ -33,11 +37,14 @@ pub struct Timeline {
     plan: Plan,
     ticks: Ticks,
     semantics: Semantics,
+    link_contention: bool,
     times: Times,
     busy: Vec<i64>,
     /// First start and last end of each rank.
     extents: Vec<Option<(i64, i64)>>,
     peak_memory: Vec<i64>,
+    /// Found when first asked for: it takes a pass over all ranks.
+    bubbles: OnceLock<Vec<Bubbles>>,
 }
 
 /// Runs a plan at the given costs.
@@ -80,6 +87,8 @@ pub fn simulate(
     Ok(Timeline {
         plan: plan.clone(),
         semantics,
+        link_contention,
+        bubbles: OnceLock::new(),
         extents: extents.collect(),
         peak_memory: peaks
             .map(|(ops, &fixed)| memory::peak(&ops.ops, &ticks.stages, fixed))
@@ -162,9 +171,14 @@ impl Timeline {
 
     /// From the first start of any rank to the last end, until all transfers are done.
     pub fn makespan(&self) -> i64 {
+        let (first, last) = self.whole_extent();
+        last - first
+    }
+
+    fn whole_extent(&self) -> (i64, i64) {
         let active = || self.active_extents();
         let first = active().map(|(first, _)| first).min().unwrap_or(0);
-        active().map(|(_, last)| last).max().unwrap_or(0) - first
+        (first, active().map(|(_, last)| last).max().unwrap_or(first))
     }
 
     /// The longest time from a rank's own first start to its own last end.
@@ -215,6 +229,19 @@ impl Timeline {
         Ok(Self::idle(self.busy[rank.index()], self.makespan()))
     }
 
+    /// A rank's idle time by reason, in ticks: it adds up to the makespan without its work.
+    ///
+    /// # Errors
+    /// If the rank is out of range.
+    pub fn bubbles(&self, rank: Rank) -> Result<Bubbles> {
+        self.plan.require_rank(rank)?;
+        let all = self.bubbles.get_or_init(|| {
+            let program = Program::new(&self.plan);
+            bubbles::bubbles(&program, &self.times, &self.extents, self.whole_extent())
+        });
+        Ok(all[rank.index()])
+    }
+
     /// Highest memory of each rank, in memory ticks.
     pub fn peak_memory(&self) -> &[i64] {
         &self.peak_memory
@@ -232,12 +259,14 @@ impl Timeline {
     }
 
     /// A chain of ops from the first start to the last end, each of which starts when the one
-    /// before it (and its message) lets it: (rank, position).
+    /// before it (and its message) lets it: (rank, position). Where links take one transfer at a
+    /// time, an op that waited for such a link follows the op whose message found the link free.
     pub fn critical_path(&self) -> Vec<(Rank, u64)> {
         critical_path::trace(
             &Program::new(&self.plan),
             &self.ticks,
             self.semantics,
+            self.link_contention,
             &self.times,
         )
     }

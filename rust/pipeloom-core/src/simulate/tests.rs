@@ -2,8 +2,11 @@
 
 use std::fmt::Write as _;
 
+use proptest::prelude::*;
+
 use super::*;
 use crate::cost::{Links, Number, Values};
+use crate::engine::samples::{self, Rng};
 use crate::ids::{Chunk, Stage, Unit};
 use crate::op::{Flags, Op, OpKind};
 use crate::plan::RankOps;
@@ -93,10 +96,7 @@ impl Golden<'_> {
                     ops.push(op(&shape, kind, &word[at..]));
                 }
             }
-            RankOps {
-                ops,
-                groups: Vec::new(),
-            }
+            RankOps { ops }
         });
         let ops = ops.collect();
         Plan::held("golden", shape, ops)
@@ -153,4 +153,96 @@ fn recorded_schedules_take_the_recorded_time_and_memory() {
     }
     assert!(rows > 80, "{rows} rows");
     assert!(wrong.is_empty(), "{wrong}");
+}
+
+/// A plan with something of everything, its costs, and a semantics under which it runs.
+fn sample(seed: u64) -> Option<(Timeline, bool)> {
+    let mut rng = Rng(seed);
+    let lowered = rng.below(3) > 0;
+    let plan = if lowered {
+        samples::lowered(&mut rng)
+    } else {
+        samples::plan(&mut rng)
+    };
+    let costs = samples::costs(&mut rng, plan.shape());
+    let semantics = if lowered {
+        Semantics::ALL[rng.below(5)]
+    } else {
+        Semantics::Buffered
+    };
+    let contention = rng.below(2) == 0;
+    let timeline = simulate(&plan, &costs, semantics, contention).ok()?;
+    Some((timeline, contention))
+}
+
+proptest! {
+    /// From the first start to the last end, each op starts when the one before it lets it.
+    #[test]
+    fn the_critical_path_has_no_hole(seed: u64) {
+        let Some((timeline, contention)) = sample(seed) else { return Ok(()) };
+        let path = timeline.critical_path();
+        let at = |&(rank, at): &(Rank, u64)| {
+            let at = usize::try_from(at).unwrap();
+            (timeline.start(rank).unwrap()[at], timeline.end(rank).unwrap()[at])
+        };
+        let (first, last) = timeline.whole_extent();
+        prop_assert_eq!(at(&path[0]).0, first, "{} {}", timeline.semantics(), contention);
+        prop_assert_eq!(at(path.last().unwrap()).1, last);
+        for pair in path.windows(2) {
+            let ((_, end), (start, _)) = (at(&pair[0]), at(&pair[1]));
+            let far = pair[0].0 != pair[1].0 && timeline.semantics() == Semantics::Buffered;
+            prop_assert!(end == start || (far && end < start), "{pair:?}: {end} to {start}");
+        }
+    }
+
+    #[test]
+    fn idle_time_is_told_in_full(seed: u64) {
+        let Some((timeline, _)) = sample(seed) else { return Ok(()) };
+        for rank in (0..timeline.plan().shape().pp()).map(Rank) {
+            let bubbles = timeline.bubbles(rank).unwrap();
+            let Bubbles { warmup, steady, cooldown, transfer } = bubbles;
+            prop_assert!(warmup.min(steady).min(cooldown).min(transfer) >= 0, "{bubbles:?}");
+            let idle = timeline.makespan() - timeline.work()[rank.index()];
+            prop_assert_eq!(bubbles.total(), idle, "{:?}", bubbles);
+        }
+    }
+}
+
+#[test]
+fn bubbles_of_1f1b_are_where_the_textbook_has_them() {
+    let parts = |pp, m, latency| {
+        let request = crate::schedules::Request::new("1f1b", pp, None, m);
+        let plan = crate::schedules::plan(&request).unwrap();
+        let costs = Costs {
+            latency: Links::All(Number::Int(latency)),
+            ..Costs::default()
+        };
+        let timeline = simulate(&plan, &costs, Semantics::Buffered, false).unwrap();
+        let bubbles = |rank| timeline.bubbles(Rank(rank)).unwrap();
+        let parts = |b: Bubbles| (b.warmup, b.steady, b.cooldown, b.transfer);
+        (0..pp).map(|rank| parts(bubbles(rank))).collect::<Vec<_>>()
+    };
+    // F 0..1 on rank 0, F 4..5 and B 5..7 on rank 1, B 10..12 on rank 0.
+    assert_eq!(parts(2, 1, 3), [(6, 0, 0, 3), (1, 0, 5, 3)]);
+    assert_eq!(
+        parts(4, 8, 0),
+        [(6, 0, 3, 0), (5, 0, 4, 0), (4, 0, 5, 0), (3, 0, 6, 0)]
+    );
+}
+
+/// Three messages share a link that takes one at a time: the path goes back to the first of them.
+#[test]
+fn an_op_that_waited_for_a_busy_link_follows_the_op_that_found_it_free() {
+    let plan =
+        crate::schedules::plan(&crate::schedules::Request::new("gpipe", 2, None, 3)).unwrap();
+    let costs = Costs {
+        latency: Links::All(Number::Int(5)),
+        ..Costs::default()
+    };
+    let timeline = simulate(&plan, &costs, Semantics::Buffered, true).unwrap();
+    let path = timeline.critical_path();
+    // F0 on rank 0, three transfers, F2 on rank 1, then B0, and three transfers back to B2.
+    let first: Vec<(u32, u64)> = path.iter().map(|&(rank, at)| (rank.0, at)).collect();
+    assert_eq!(first[..2], [(0, 0), (1, 2)]);
+    assert_eq!(timeline.start(Rank(1)).unwrap()[2], 1 + 3 * 5);
 }

@@ -2,7 +2,8 @@
 //!
 //! Two forms: `compute_only` has compute ops, `compute_comms` also sends and receives.
 
-use super::{Action, Reader, entry, infer, push_op, read_action, shown};
+use super::{Action, Reader, infer, push_op, read_action, shown};
+use crate::check;
 use crate::error::{Error, Result};
 use crate::ids::Rank;
 use crate::op::Flags;
@@ -89,14 +90,40 @@ pub fn from_csv(text: &str) -> Result<Plan> {
         .iter()
         .flat_map(|row| &row.ranks.ops)
         .any(|op| !op.kind.is_compute());
-    let ops: Vec<RankOps> = rows.into_iter().map(|row| row.finish(lowered)).collect();
+    let ops: Vec<RankOps> = rows.into_iter().map(|row| row.ranks).collect();
     let (shape, params) = infer::shape(&ops)?;
     let mut plan = Plan::held("csv", shape, ops.clone()).with_params(params);
     if lowered {
         plan = plan.with_transfers(Style::Text, ops);
     }
-    entry::require(&plan)?;
+    let report = check::check(&plan, None).into_result();
+    report.map_err(|error| in_text(error, text))?;
     Ok(plan.with_dropped(dropped))
+}
+
+/// The error with the place in the text of its first violation: bubbles and sharding actions have
+/// columns, but no positions.
+fn in_text(error: Error, text: &str) -> Error {
+    let Some(first) = error.violations.first() else {
+        return error;
+    };
+    let row = text.lines().nth(first.rank.index()).unwrap_or_default();
+    let has_op = |field: &str| matches!(read_action(field.trim_ascii()), Ok(action) if action != Action::Sharding);
+    let (mut position, mut at) = (0, None);
+    for (column, field) in row
+        .split(',')
+        .enumerate()
+        .filter(|(_, field)| has_op(field))
+    {
+        let ops = if field.contains(';') { 2 } else { 1 };
+        if (position..position + ops).contains(&first.position) {
+            at = Some(column);
+        }
+        position += ops;
+    }
+    let column = at.map_or_else(String::new, |at| format!(", column {at}"));
+    let message = format!("row {}{column}: {}", first.rank, error.message);
+    Error { message, ..error }
 }
 
 fn read_row(rank: Rank, row: &str, dropped: &mut Vec<Dropped>) -> Result<Reader> {

@@ -11,7 +11,6 @@
 //! ```
 
 pub mod csv;
-mod entry;
 mod infer;
 pub mod saved;
 
@@ -20,7 +19,7 @@ use std::str::FromStr;
 use crate::error::{Error, Result};
 use crate::ids::{Stage, Unit};
 use crate::op::{Flags, Op, OpKind};
-use crate::plan::RankOps;
+use crate::plan::{RankOps, join};
 
 /// What a word of a plan's text stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -148,21 +147,17 @@ fn push_number(text: &mut String, mut number: u32) {
 #[derive(Default)]
 struct Reader {
     ranks: RankOps,
-    next_group: u32,
 }
 
 impl Reader {
     fn compute(&mut self, op: Op) {
         self.ranks.ops.push(op);
-        self.ranks.groups.push(crate::plan::NO_GROUP);
     }
 
     fn group(&mut self, transfers: &[Op]) {
+        let first = self.ranks.ops.len();
         self.ranks.ops.extend_from_slice(transfers);
-        self.ranks
-            .groups
-            .resize(self.ranks.ops.len(), self.next_group);
-        self.next_group += 1;
+        join(&mut self.ranks.ops[first..]);
     }
 
     fn push(&mut self, op: Op) {
@@ -171,14 +166,6 @@ impl Reader {
         } else {
             self.group(&[op]);
         }
-    }
-
-    /// The ops; without transfers there are no groups.
-    fn finish(mut self, lowered: bool) -> RankOps {
-        if !lowered {
-            self.ranks.groups = Vec::new();
-        }
-        self.ranks
     }
 }
 

@@ -16,11 +16,12 @@
 //! recomputed op, `+` joins the transfers of one group. The checksum is FNV-1a of all bytes before
 //! its line.
 
-use super::{Action, Reader, entry, push_op, read_action, shown};
+use super::{Action, Reader, push_op, read_action, shown};
+use crate::check;
 use crate::error::{Error, Result};
 use crate::ids::{Chunk, Rank};
 use crate::op::{Flags, Op};
-use crate::plan::{NO_GROUP, Plan, RankOps};
+use crate::plan::{Plan, RankOps};
 use crate::schedules::{self, Argument, Params, Request};
 use crate::semantics::{Semantics, Style};
 use crate::shape::{Placement, Shape};
@@ -84,15 +85,14 @@ fn placement_text(placement: &Placement) -> String {
 }
 
 fn push_ops(text: &mut String, held: &RankOps) {
-    let mut before = NO_GROUP;
-    for (at, &op) in held.ops.iter().enumerate() {
-        let group = held.group(at);
-        text.push(match (op.flags.has(Flags::PAIR_SECOND), group == before) {
-            (true, _) => ';',
-            (false, true) if group != NO_GROUP => '+',
-            _ => ' ',
+    for &op in &held.ops {
+        text.push(if op.flags.has(Flags::PAIR_SECOND) {
+            ';'
+        } else if op.flags.has(Flags::JOINED) {
+            '+'
+        } else {
+            ' '
         });
-        before = group;
         if op.flags.has(Flags::PAIR_FIRST) {
             text.push('(');
         }
@@ -139,7 +139,7 @@ pub fn from_saved(text: &str) -> Result<Plan> {
     let plan = match orders {
         "rule" => by_rule(&schedule, &shape, &params)?,
         "lowered" | "ops" => {
-            let ops = lines.ranks(&shape, style.is_some())?;
+            let ops = lines.ranks(&shape)?;
             let base = if orders == "lowered" {
                 let rule = by_rule(&schedule, &shape, &params)?;
                 require_same_compute(&rule, &ops)?;
@@ -151,7 +151,7 @@ pub fn from_saved(text: &str) -> Result<Plan> {
                 Some(style) => base.with_transfers(style, ops),
                 None => base,
             };
-            entry::require(&plan)?;
+            check::check(&plan, None).into_result()?;
             plan
         }
         other => return Err(damaged(&format!("orders {} is unknown", shown(other)))),
@@ -230,7 +230,7 @@ impl<'a> Lines<'a> {
         Ok(Fields(pairs.collect()))
     }
 
-    fn ranks(&mut self, shape: &Shape, lowered: bool) -> Result<Vec<RankOps>> {
+    fn ranks(&mut self, shape: &Shape) -> Result<Vec<RankOps>> {
         let mut ranks = Vec::new();
         for _ in shape.ranks() {
             let line = self.next("rank")?;
@@ -239,7 +239,7 @@ impl<'a> Lines<'a> {
             for word in line.split(' ').filter(|word| !word.is_empty()) {
                 read_word(word, &mut reader).ok_or_else(|| wrong(word))?;
             }
-            ranks.push(reader.finish(lowered));
+            ranks.push(reader.ranks);
         }
         Ok(ranks)
     }

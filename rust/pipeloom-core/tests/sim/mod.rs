@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use pipeloom_core::ids::Rank;
 use pipeloom_core::lower::Channel;
-use pipeloom_core::op::Op;
+use pipeloom_core::op::{Flags, Op};
 use pipeloom_core::plan::{NO_GROUP, Plan, RankOps};
 use pipeloom_core::semantics::Semantics;
 
@@ -28,9 +28,10 @@ impl<'a> Sim<'a> {
         let ranks = plan.materialize();
         let mut channels: BTreeMap<Channel, [Vec<At>; 2]> = BTreeMap::new();
         for (rank, held) in ranks.iter().enumerate() {
-            assert_eq!(held.ops.len(), held.groups.len());
+            let groups = held.groups();
+            assert_eq!(held.ops.len(), groups.len());
             for (at, &op) in held.ops.iter().enumerate() {
-                assert_eq!(held.group(at) == NO_GROUP, op.kind.is_compute(), "{op}");
+                assert_eq!(groups[at] == NO_GROUP, op.kind.is_compute(), "{op}");
                 if op.kind.is_compute() {
                     continue;
                 }
@@ -104,11 +105,8 @@ impl<'a> Sim<'a> {
         if semantics == Semantics::Rendezvous {
             return at + 1;
         }
-        let same = |&other: &usize| held.group(other) == held.group(at);
-        (at..held.ops.len())
-            .take_while(same)
-            .last()
-            .map_or(at, |last| last + 1)
+        let joined = |op: &&Op| op.flags.has(Flags::JOINED);
+        at + 1 + held.ops[at + 1..].iter().take_while(joined).count()
     }
 }
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.autograd import _profiler_enabled  # type: ignore[attr-defined]
+from torch.autograd.profiler import record_function
 
 from pipeloom.runtime.backward import (
     SplitBackward,
@@ -116,7 +118,7 @@ class RankExecutor:
         shape_of = self._shape_of
         announce = shape_of is None
         inbox, gradients, outbox = self._inbox, self._gradients, self._outbox
-        compute = self._compute
+        compute = self._named_compute if _profiler_enabled() else self._compute
         for op in self.program.instructions:
             self.at = op
             action = op.action
@@ -139,6 +141,10 @@ class RankExecutor:
                 source = source.take()
             compute(op, source)
         self.at = None
+
+    def _named_compute(self, op: Instruction, source: Any) -> None:
+        with record_function(f"rank {self.rank} {op.text}"):
+            self._compute(op, source)
 
     def _compute(self, op: Instruction, source: Any) -> None:
         """Run a compute op on its input: a tensor, or None where it is data, a loss or a graph."""

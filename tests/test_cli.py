@@ -353,6 +353,15 @@ def test_bench_times_each_step(run):
     assert "NS AN OP" in run("bench", "1f1b", *SHAPE, "--repeat", "1")[1]
 
 
+@pytest.mark.parametrize("more", [(), ("--forward-only",)])
+def test_bench_runs_a_step_if_asked(run, more):
+    command = ("bench", "1f1b", *SHAPE, *more, "--repeat", "1", "--json")
+    steps = json.loads(run(*command, "--step")[1])["steps"]
+    assert [step["step"] for step in steps][-1] == "run tiny stages"
+    assert steps[-1]["seconds"] > 0
+    assert len(json.loads(run(*command)[1])["steps"]) == len(steps) - 1
+
+
 def test_a_closed_pipe_is_quiet():
     command = [*PROGRAM, "plan", "1f1b", "--pp", "4", "-m", "50000"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

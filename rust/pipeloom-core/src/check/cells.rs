@@ -120,6 +120,17 @@ impl Structure<'_> {
                 let message = format!("{op} is a backward in a forward-only plan");
                 self.report("exactly_once", place, op, message, "leave it out");
             }
+            if marks & RECOMPUTED_FORWARD != 0 {
+                let (op, place) = at(self, OpKind::Forward);
+                let message = format!("{op} is marked as recomputed, but has no backward");
+                self.report(
+                    "recompute",
+                    place,
+                    op,
+                    message,
+                    "forwards alone keep nothing",
+                );
+            }
             return;
         }
         let hint = "a backward is one B, or one I and one W";

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use crate::ids::{Rank, Stage, Unit};
 use crate::op::{Flags, Op, OpKind};
-use crate::plan::{NO_GROUP, Plan, RankOps};
+use crate::plan::{Plan, RankOps};
 
 /// Whether the structure is right: everything but progress.
 pub(super) fn is_sound(plan: &Plan) -> bool {
@@ -224,20 +224,8 @@ fn pairs_are_whole(ops: &[Op]) -> bool {
 }
 
 fn groups_are_whole(ops: &RankOps) -> bool {
-    let grouped: Vec<(usize, u32)> = (0..ops.ops.len())
-        .map(|at| (at, ops.group(at)))
-        .filter(|&(_, group)| group != NO_GROUP)
-        .collect();
-    let transfers = grouped
-        .iter()
-        .all(|&(at, _)| !ops.ops[at].kind.is_compute());
-    let ordered = grouped.windows(2).all(|pair| {
-        let [(at, group), (next, after)] = [pair[0], pair[1]];
-        if group == after {
-            next == at + 1
-        } else {
-            group < after
-        }
-    });
-    transfers && ordered
+    let transfer = |at: usize| ops.ops.get(at).is_some_and(|op| !op.kind.is_compute());
+    (0..ops.ops.len())
+        .filter(|&at| ops.ops[at].flags.has(Flags::JOINED))
+        .all(|at| at > 0 && transfer(at) && transfer(at - 1))
 }

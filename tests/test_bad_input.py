@@ -5,6 +5,7 @@ Both name the argument and end in a hint.
 """
 
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -236,3 +237,124 @@ def test_plans_are_frozen():
         pl.Plan()
     assert PLAN != 3
     assert pl.plan("1f1b", pp=2, num_microbatches=4) != PLAN
+
+
+class Hostile:
+    """Fails whatever is asked of it."""
+
+    def fail(self, *_):
+        raise RuntimeError("hostile")
+
+    __index__ = __len__ = __iter__ = __float__ = __repr__ = fail
+
+
+ANYTHING = [
+    *(0, -1, 2**31, 2**32, 2**70, float("nan"), float("inf"), 1.5, True, "", "x", "1", b"1", 1j),
+    *([], [1], [[]], {}, (), object(), np.float32(1.5), np.array([]), np.array([1, 2]), "\ud800"),
+    *("a\0b", [None], ["x"], [[1], [1, 2]], range(3), Ellipsis, Hostile()),
+]
+LOWERED = PLAN.lower()
+LAYOUT = pl.Layout.even(8, pp=2, vp=2)
+SEVEN = {"num_layers": 7, "pp": 2}
+
+
+def costs_run(**costs):
+    return PLAN.simulate(pl.Costs(**costs)).makespan
+
+
+CALLS = [
+    (plan_with, dict.fromkeys((*COUNTS, *NATURALS, "layout", "costs", "memory_limit"))),
+    (
+        lambda **changes: pl.legal_num_microbatches(
+            **{"schedule": "interleaved_1f1b", "pp": 2, "vp": 2, "at_least": 3} | changes
+        ),
+        dict.fromkeys(("schedule", "pp", "vp", "microbatch_group_size", "placement")),
+    ),
+    *((getattr(PLAN, method), {"rank": 0}) for method in BY_RANK),
+    *((getattr(PLAN, method), {"k": 0, "forward": True}) for method in ("chunk_id",)),
+    (PLAN.op, {"rank": 0, "i": 0}),
+    (PLAN.position, {"rank": 0, "op": "0F0"}),
+    (PLAN.lower, {"p2p": "fifo", "prefetch": 1}),
+    (PLAN.check, {"semantics": None}),
+    (PLAN.simulate, {"costs": pl.Costs(), "semantics": "buffered", "link_contention": False}),
+    (LOWERED.buffers, {"rank": 1, "channel": "forward"}),
+    (LOWERED.to_csv, {"comms": True}),
+    (pl.Layout.even, {"num_layers": 8, "pp": 2, "vp": 2, "placement": "loop"}),
+    (
+        pl.Layout.megatron,
+        SEVEN | dict.fromkeys(("vp", "num_layers_in_first_pipeline_stage", "placement")),
+    ),
+    (pl.Layout.from_counts, {"counts": [[1], [2]], "placement": "loop"}),
+    (pl.Layout.from_string, {"text": "Et|tL", "pp": 2, "num_layers": 2, "placement": "loop"}),
+    (pl.Layout.from_names, {"names": [["embedding", "decoder", "loss"]], "pp": 1, "vp": 1}),
+    (
+        pl.Layout.balanced,
+        {"layer_costs": [1, 2], "pp": 2, "embedding_cost": 0, "no_cut_after": []},
+    ),
+    (LAYOUT.layers, {"rank": 0, "vp_stage": 0}),
+    (LAYOUT.embedding_ranks, {"tied": False}),
+    (costs_run, {"forward": 1, "backward": 2, "latency": 0, "bandwidth": 1, "static_memory": 0}),
+    (pl.p2p_order, {"rank": 0, "have": []}),
+]
+# Errors about what a value says, not about what it is, need not name the argument.
+SAYS = {"text": "layout", "names": "layout", "counts": "layout", "op": "op"}
+
+
+def given(call, arguments, name, value):
+    found = call(**{key: own for key, own in arguments.items() if own is not None} | {name: value})
+    return found() if call is plan_with else found
+
+
+@pytest.mark.parametrize(
+    ("call", "arguments", "name"),
+    [(call, arguments, name) for call, arguments in CALLS for name in arguments],
+    ids=lambda value: getattr(value, "__name__", None) or str(value)[:30],
+)
+def test_anything_at_all_is_taken_or_refused_by_name(call, arguments, name):
+    """No panic, no bare error of a library below: the argument, what was expected, a hint."""
+    for value in ANYTHING:
+        try:
+            given(call, arguments, name, value)
+        except (pl.PlanError, TypeError) as error:
+            message = str(error)
+            assert re.search(r"\nhint: \S", message), f"no hint: {message}"
+            assert name in message or SAYS.get(name, name) in message, message
+
+
+@pytest.mark.parametrize("name", ["pp_size", "vp_size"])
+def test_sizes_of_the_dispatch(name, refused):
+    for value in ("2", 2.0, True, [2], float("nan")):
+        sizes = {"pp_size": 2, name: value}
+        refused(TypeError, lambda sizes=sizes: pl.get_forward_backward_func(**sizes), name)
+    for value in (0, -1, -(2**70)):
+        sizes = {"pp_size": 2, name: value}
+        refused(pl.ConfigError, lambda sizes=sizes: pl.get_forward_backward_func(**sizes), name)
+
+
+@pytest.mark.parametrize("pp", [2**13 + 1, 2**24, 2**31, 2**32 - 1])
+def test_searching_legal_numbers_ends(pp, refused):
+    """It once tried all numbers up to twice the ranks, whatever the reason of the refusal."""
+    refused(pl.ConfigError, lambda: pl.legal_num_microbatches("dualpipe", pp=pp, at_least=3), "pp")
+
+
+@pytest.mark.parametrize("name", ["v_half", "v_min", "v_1f1b", "hanayo", "chimera"])
+@pytest.mark.parametrize("change", [{"pp": 2**20}, {"num_microbatches": 2**28}])
+def test_plans_that_hold_their_ops_have_a_limit(name, change, refused):
+    arguments = {"pp": 2, "num_microbatches": 2} | change
+    refused(pl.ConfigError, lambda: pl.plan(name, **arguments), name, *change)
+
+
+@pytest.mark.parametrize("value", [{"send_next": False}, "send_next"])
+def test_flags_are_no_list_of_transfers(value, refused):
+    """A dict's keys would be taken, whatever their values."""
+    refused(TypeError, lambda: pl.p2p_order(0, value), "have")
+
+
+def test_files_that_can_not_be_written_or_read_are_named(tmp_path):
+    path = tmp_path / "missing" / "plan"
+    with pytest.raises(FileNotFoundError, match=r"missing.plan(.|\n)*hint: "):
+        PLAN.save(path)
+    with pytest.raises(FileNotFoundError, match=r"missing.plan(.|\n)*hint: "):
+        pl.Plan.load(path)
+    with pytest.raises(IsADirectoryError, match=r"hint: "):
+        pl.Plan.from_csv(tmp_path)

@@ -153,6 +153,14 @@ def test_every_schedule_is_documented():
     assert not missing, f"docs/schedules.md has no section for {missing}"
 
 
+def test_readme_lists_the_schedules_and_links_to_what_is_there():
+    readme = (ROOT / "README.md").read_text()
+    for row in pl.schedules():
+        assert f"| `{row.name}` | {row.summary} | {row.constraints} |" in readme
+    for target in re.findall(r"\]\((?!http)([^)#]+)\)", readme):
+        assert (ROOT / target).exists(), f"README links to {target}"
+
+
 def test_version_is_one():
     manifest = (ROOT / "Cargo.toml").read_text()
     assert f'version = "{pl.__version__}"' in manifest

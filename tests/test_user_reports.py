@@ -14,12 +14,20 @@ from pipeloom import reference
 
 
 def timeline(plan, *, backward=2, latency=0):
-    """Simulated by the slow twin from the plan's own orders, so that tests need no second API."""
-    return reference.simulate(reference.Schedule.of(plan), backward=backward, latency=latency)
+    """Simulated, and by the slow twin from the plan's own orders: both say the same."""
+    found = plan.simulate(pl.Costs(backward=backward, latency=latency))
+    twin = reference.simulate(reference.Schedule.of(plan), backward=backward, latency=latency)
+    assert found.makespan == twin.makespan
+    assert memory_peaks(found) == twin.peak_memory
+    return found
+
+
+def memory_peaks(found):
+    return [found.peak_memory(rank) for rank in range(found.plan.pp)]
 
 
 def peaks(plan):
-    return timeline(plan).peak_memory
+    return memory_peaks(timeline(plan))
 
 
 def warmups(plan):
@@ -85,7 +93,7 @@ def test_fewer_microbatches_than_ranks(schedule):
         plan = pl.plan(schedule, pp=8, num_microbatches=m)
         assert not reference.stuck(reference.Schedule.of(plan))
     one = timeline(pl.plan("gpipe", pp=8, num_microbatches=1))
-    assert (one.makespan, one.peak_memory) == (24, [1] * 8)
+    assert (one.makespan, memory_peaks(one)) == (24, [1] * 8)
 
 
 def test_warmup_is_capped_at_all_forwards():
@@ -130,10 +138,13 @@ def test_messages_name_the_argument_as_written(refused):
     )
 
 
-@pytest.mark.skipif(not hasattr(pl, "legal_num_microbatches"), reason="not bound yet")
 def test_a_legal_number_of_microbatches_at_least():
     """verl-project/verl PR#1617, vllm-project/vime PR#119, NVIDIA-NeMo/RL PR#1126."""
     assert pl.legal_num_microbatches("interleaved_1f1b", pp=4, vp=2, at_least=7) == 7
+    by_four = {"pp": 4, "vp": 2, "microbatch_group_size": 4}
+    legal = [pl.legal_num_microbatches("interleaved_1f1b", at_least=m, **by_four) for m in (7, 9)]
+    assert legal == [7, 9], "a short last group is no obstacle"
+    assert pl.legal_num_microbatches("interleaved_1f1b", at_least=3, **by_four) == 4
     m = pl.legal_num_microbatches("dualpipe_v", pp=4, at_least=3)
     assert m == 8
     pl.plan("dualpipe_v", pp=4, num_microbatches=m)
@@ -152,6 +163,8 @@ def test_v_schedules_own_both_ends():
     plan = pl.plan("zb_v", pp=4, num_microbatches=8)
     owned = [[s for s, (rank, _) in enumerate(plan.stages) if rank == r] for r in range(4)]
     assert owned == [[0, 7], [1, 6], [2, 5], [3, 4]]
+    layout = pl.Layout.even(8, pp=4, vp=2, placement="v")
+    assert [layout.post_process(rank, 1) for rank in range(4)] == [True, False, False, False]
 
 
 @pytest.mark.parametrize(("latency", "starts"), [(0, [0, 2, 4, 6]), (1, [0, 3, 6, 9])])
@@ -203,3 +216,89 @@ def test_evaluation_has_a_plan_of_its_own():
     assert {op[1] for rank in range(2) for op in evaluate.ops(rank)} == {"F"}
     assert evaluate.num_ops == 2 * 2 * 3
     assert train.num_ops == 2 * 2 * 8 * 2
+
+
+def test_a_saved_layout_is_not_cut_at_another_pp(refused):
+    """NVIDIA-NeMo/Megatron-Bridge PR#4992, PR#5800: two chunks of pp=1, or an error; never half."""
+    layout = pl.Layout.from_string("Et|tL", pp=1)
+    assert (layout.vp, layout.layers(0, 0), layout.layers(0, 1)) == (2, [1], [2])
+    refused(pl.LayoutError, lambda: pl.Layout.from_string("Et|tL", pp=4), "2 stages", "pp=4")
+    two = pl.Layout.from_string("Et|tL", pp=2)
+    refused(
+        pl.PlanError, lambda: pl.plan("1f1b", pp=4, num_microbatches=4, layout=two), "pp=2", "pp=4"
+    )
+
+
+def test_the_slowest_stage_sets_the_pace():
+    """ai-dynamo/aiconfigurator PR#1459: 6.65 times as fast as one rank, not 8 times."""
+    times = [3.153, *[3.150] * 6, 3.901]
+    costs = pl.Costs(forward=times, backward=0)
+    cycle = [pl.plan("1f1b", pp=8, num_microbatches=m).simulate(costs).makespan for m in (100, 101)]
+    assert cycle[1] - cycle[0] == pytest.approx(3.901, rel=1e-6)
+    assert sum(times) / (cycle[1] - cycle[0]) == pytest.approx(6.65, abs=0.01)
+    even = pl.Layout.even(64, pp=6)
+    heaviest = max(even.num_layers(rank) for rank in range(6))
+    assert heaviest / (64 / 6) == pytest.approx(1.031, abs=1e-3)
+
+
+def test_memory_of_uneven_stages_is_each_rank_s_own():
+    """NVIDIA-NeMo/Megatron-Bridge PR#5077, sail-sg/zero-bubble-pipeline-parallelism#36.
+
+    The most loaded rank is no mean, and on a V the first rank has both ends of the model.
+    """
+    layers = [1, 2, 2, 3]
+    uneven = pl.plan("1f1b", pp=4, num_microbatches=8)
+    held = pl.Costs(memory_forward=0, memory_backward_weight=0, static_memory=layers)
+    assert memory_peaks(uneven.simulate(held)) == layers
+    live = pl.Costs(memory_forward=layers, memory_backward_weight=[-n for n in layers])
+    assert memory_peaks(uneven.simulate(live)) == [4, 6, 4, 3]
+    v = pl.Layout.even(8, pp=4, vp=2, placement="v")
+    ends = [
+        [v.pre_process(rank, c) + v.post_process(rank, c) for c in range(2)] for rank in range(4)
+    ]
+    assert [sum(of_rank) for of_rank in ends] == [2, 0, 0, 0]
+
+
+def test_recompute_turns_the_ranking_of_memory_round():
+    """sail-sg/zero-bubble-pipeline-parallelism#74: with little left of activations, the head."""
+    head = {"static_memory": [0, 0, 0, 6]}
+    plain = pl.plan("1f1b", pp=4, num_microbatches=8)
+    full = memory_peaks(
+        plain.simulate(pl.Costs(memory_forward=4, memory_backward_weight=-4, **head))
+    )
+    assert full[0] == max(full)
+    recomputed = pl.plan(
+        "1f1b",
+        pp=4,
+        num_microbatches=8,
+        num_microbatches_with_partial_activation_checkpoints=0,
+    )
+    costs = pl.Costs(memory_forward=4, memory_backward_weight=-4, memory_recompute=0.5, **head)
+    little = memory_peaks(recomputed.simulate(costs))
+    assert little[3] == max(little)
+    assert little[0] < full[0]
+
+
+def test_a_prime_number_of_layers():
+    """AI-Hypercomputer/maxtext PR#1616."""
+    layout = pl.Layout.even(58, pp=8)
+    assert [layout.num_layers(rank) for rank in range(8)] == [8, 8, 7, 7, 7, 7, 7, 7]
+
+
+def test_larger_microbatches_of_the_same_batch_make_a_larger_bubble():
+    """ISEEKYAN/verl_megatron_practice#9: the number of microbatches falls."""
+    bubbles = [
+        pl.plan("1f1b", pp=4, num_microbatches=16 // size)
+        .simulate(pl.Costs(forward=size, backward=2 * size))
+        .bubble_ratio
+        for size in (1, 2, 4)
+    ]
+    assert bubbles == sorted(bubbles)
+    assert bubbles[0] == pytest.approx(3 / 19)
+
+
+def test_embedding_ranks():
+    """NVIDIA-NeMo/Megatron-Bridge PR#5380, PR#4208: first, those with MTP, last only if tied."""
+    layout = pl.Layout.from_string("E|(t|)*11m|m|m|L", pp=8)
+    assert layout.embedding_ranks() == [0, 4, 5, 6]
+    assert layout.embedding_ranks(tied=True) == [0, 4, 5, 6, 7]

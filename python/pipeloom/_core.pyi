@@ -66,6 +66,9 @@ class SearchError(PlanError):
 class Violation:
     """One broken rule of a plan."""
 
+    def __new__(
+        cls, rule: str, rank: int, position: int, op: str, message: str, hint: str
+    ) -> Violation: ...
     @property
     def rule(self) -> str:
         """Name of the rule, such as `exactly_once` or `progress`."""
@@ -91,6 +94,7 @@ class Violation:
         """How to mend it."""
 
     def __eq__(self, other: object, /) -> bool: ...
+    def __getnewargs__(self) -> tuple[str, int, int, str, str, str]: ...
 
 def plan(
     schedule: str,
@@ -120,7 +124,7 @@ def legal_num_microbatches(
     microbatch_group_size: SupportsIndex | None = None,
     placement: str | None = None,
     num_seq_pieces: SupportsIndex | None = None,
-    forward_only: bool = False,
+    forward_only: bool | None = None,
     extra_warmup: SupportsIndex | None = None,
 ) -> int:
     """The smallest number of microbatches that `plan` accepts; see `pipeloom`'s own."""
@@ -696,10 +700,10 @@ class Timeline:
     def bubble_span(self) -> float:
         """1 - busiest rank's work / span."""
 
-    def bubble(self, rank: SupportsIndex, /) -> float:
+    def bubble(self, rank: SupportsIndex) -> float:
         """1 - the rank's work / makespan."""
 
-    def bubble_parts(self, rank: SupportsIndex, /) -> dict[str, float]:
+    def bubble_parts(self, rank: SupportsIndex) -> dict[str, float]:
         """The rank's idle time by what it waits for; the parts add up to makespan - work.
 
         Returns:
@@ -714,19 +718,19 @@ class Timeline:
             {'warmup': 6, 'steady': 0, 'cooldown': 0, 'transfer': 3}
         """
 
-    def work(self, rank: SupportsIndex, /) -> float:
+    def work(self, rank: SupportsIndex) -> float:
         """Time that the rank computes."""
 
-    def start(self, rank: SupportsIndex, /) -> NDArray[np.int64] | NDArray[np.float64]:
+    def start(self, rank: SupportsIndex) -> NDArray[np.int64] | NDArray[np.float64]:
         """Start of each op of the rank: one entry for each row of `plan.columns(rank)`."""
 
-    def end(self, rank: SupportsIndex, /) -> NDArray[np.int64] | NDArray[np.float64]:
+    def end(self, rank: SupportsIndex) -> NDArray[np.int64] | NDArray[np.float64]:
         """End of each op of the rank: one entry for each row of `plan.columns(rank)`."""
 
-    def peak_memory(self, rank: SupportsIndex, /) -> float:
+    def peak_memory(self, rank: SupportsIndex) -> float:
         """The rank's highest memory at any time."""
 
-    def memory(self, rank: SupportsIndex, /) -> NDArray[np.int64] | NDArray[np.float64]:
+    def memory(self, rank: SupportsIndex) -> NDArray[np.int64] | NDArray[np.float64]:
         """The rank's memory after each of its ops."""
 
     @property
@@ -761,7 +765,6 @@ class Timeline:
 def p2p_order(
     rank: SupportsIndex,
     have: Iterable[Literal["send_next", "recv_prev", "send_prev", "recv_next"]],
-    /,
 ) -> list[str]:
     """The order in which a rank makes the transfers of a synchronous exchange.
 
@@ -786,7 +789,7 @@ def p2p_order(
         ['recv_prev', 'send_next']
     """
 
-def plan_from_saved(text: str, /) -> Plan:
+def plan_from_saved(text: str) -> Plan:
     """The plan of a saved text; pickles call it."""
 
 @final
@@ -859,13 +862,13 @@ class Plan:
     def num_ops(self) -> int:
         """Number of ops of all ranks."""
 
-    def num_ops_of(self, rank: SupportsIndex, /) -> int:
+    def num_ops_of(self, rank: SupportsIndex) -> int:
         """Number of ops of a rank: rows of its columns."""
 
-    def num_warmup(self, rank: SupportsIndex, /) -> int:
+    def num_warmup(self, rank: SupportsIndex) -> int:
         """Forwards of a rank before its first backward: the family's formula, else counted."""
 
-    def chunk_id(self, k: SupportsIndex, /, forward: bool = True) -> int:
+    def chunk_id(self, k: SupportsIndex, forward: bool = True) -> int:
         """Chunk of virtual microbatch k of the schedule table, 0 <= k < num_microbatches * vp.
 
         Raises:
@@ -878,19 +881,19 @@ class Plan:
             ([0, 0, 1, 1, 0, 0, 1, 1], 1)
         """
 
-    def microbatch_id(self, k: SupportsIndex, /, forward: bool = True) -> int:
+    def microbatch_id(self, k: SupportsIndex, forward: bool = True) -> int:
         """Microbatch of virtual microbatch k of the schedule table; as `chunk_id`."""
 
-    def recompute_mask(self, rank: SupportsIndex, /) -> NDArray[np.bool_] | None:
+    def recompute_mask(self, rank: SupportsIndex) -> NDArray[np.bool_] | None:
         """Whether each forward step of the rank is recomputed; None if nothing was asked for."""
 
-    def ops(self, rank: SupportsIndex, /) -> list[str]:
+    def ops(self, rank: SupportsIndex) -> list[str]:
         """A rank's actions in PyTorch's text, an overlapped pair as one."""
 
-    def op(self, rank: SupportsIndex, i: SupportsIndex, /) -> str:
+    def op(self, rank: SupportsIndex, i: SupportsIndex) -> str:
         """Action i of a rank, `ops(rank)[i]`: in O(1) for closed-form schedules."""
 
-    def position(self, rank: SupportsIndex, op: str, /) -> int:
+    def position(self, rank: SupportsIndex, op: str) -> int:
         """Index of an op in `ops(rank)`: in O(1) for closed-form schedules.
 
         Raises:
@@ -898,7 +901,7 @@ class Plan:
             ParseError: if the text is no op.
         """
 
-    def columns(self, rank: SupportsIndex, /) -> dict[str, NDArray[Any]]:
+    def columns(self, rank: SupportsIndex) -> dict[str, NDArray[Any]]:
         """A rank's ops as arrays, one entry an op; an overlapped pair is two rows.
 
         Returns:
@@ -946,8 +949,7 @@ class Plan:
     def buffers(
         self,
         rank: SupportsIndex,
-        channel: tuple[SupportsIndex, SupportsIndex, str] | tuple[SupportsIndex, str] | str,
-        /,
+        channel: Sequence[SupportsIndex | str] | str,
     ) -> int:
         """Receive buffers that a rank needs for a channel of a lowered plan.
 
@@ -993,7 +995,7 @@ class Plan:
         """
 
     @staticmethod
-    def from_csv(text_or_path: str | PathLike[str], /) -> Plan:
+    def from_csv(text_or_path: str | PathLike[str]) -> Plan:
         """Reads PyTorch's CSV, with or without sends and receives.
 
         Args:
@@ -1061,7 +1063,7 @@ class Plan:
     def dropped_actions(self) -> list[tuple[int, int, str]]:
         """(rank, column, text) of the sharding actions of the CSV that this plan was read from."""
 
-    def save(self, path: str | PathLike[str], /) -> None:
+    def save(self, path: str | PathLike[str]) -> None:
         """Writes the plan to a file that `load` reads back exactly.
 
         Raises:
@@ -1069,7 +1071,7 @@ class Plan:
         """
 
     @staticmethod
-    def load(path: str | PathLike[str], /) -> Plan:
+    def load(path: str | PathLike[str]) -> Plan:
         """Reads a saved plan.
 
         Raises:

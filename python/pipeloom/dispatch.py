@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING, Protocol, TypedDict
+
+from pipeloom._core import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -63,12 +66,16 @@ def get_forward_backward_func(
     """Choose the function that runs a step.
 
     Args:
-        pp_size: Number of pipeline ranks. With neither size given, the world size of
-            `torch.distributed`, or 1 without it.
-        vp_size: Chunks a rank. None or 1 is not interleaved: both give the same plan.
+        pp_size: Number of pipeline ranks. None: the world size of `torch.distributed`, or 1
+            without it.
+        vp_size: Chunks a rank. 1 gives the same plan as None.
 
     Returns:
         One of the three functions below.
+
+    Raises:
+        ConfigError: A size is below 1.
+        TypeError: A size is no integer.
 
     Examples:
         >>> get_forward_backward_func(4, 2).__name__
@@ -78,15 +85,35 @@ def get_forward_backward_func(
         >>> get_forward_backward_func(1).__name__
         'forward_backward_no_pipelining'
     """
-    if pp_size is None and vp_size is None:
+    if pp_size is None:
         from torch import distributed
 
         pp_size = distributed.get_world_size() if distributed.is_initialized() else 1
-    if pp_size is None or pp_size <= 1:
+    for name, size in (("pp_size", pp_size), ("vp_size", vp_size)):
+        if size is not None:
+            _check_size(name, size)
+    if pp_size == 1:
         return forward_backward_no_pipelining
     if vp_size is not None:
         return forward_backward_pipelining_with_interleaving
     return forward_backward_pipelining_without_interleaving
+
+
+def _check_size(name: str, size: int) -> None:
+    try:
+        whole = None if isinstance(size, bool) else operator.index(size)
+    except TypeError:
+        whole = None
+    if whole is None:
+        kind = type(size).__name__
+        raise TypeError(
+            f"{name} must be an integer, but got {size!r} of type {kind}\nhint: give {name} as int"
+        )
+    if whole < 1:
+        raise ConfigError(
+            f"{name}={size} is out of range: it must be at least 1\n"
+            f"hint: leave {name} out if there is no such split"
+        )
 
 
 def forward_backward_no_pipelining(**arguments: Unpack[StepArguments]) -> StepResult:

@@ -1,15 +1,21 @@
 //! Python values to core types. Whatever is out of range becomes an error that names the
 //! argument: callers never see an `OverflowError` or a bare `TypeError`.
 
+use std::path::PathBuf;
+
 use pipeloom_core::error::Error;
 use pipeloom_core::ids::Rank;
 use pipeloom_core::op::Op;
+use pipeloom_core::shape::Placement;
 use pipeloom_core::text::Action;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyInt};
 
 use crate::error::to_py;
+
+/// An argument as Python gave it.
+pub(crate) type Value<'a, 'py> = &'a Bound<'py, PyAny>;
 
 /// An integer argument within `low..=high`.
 ///
@@ -53,7 +59,8 @@ fn not_an_integer(name: &str, value: &Bound<'_, PyAny>) -> PyErr {
     wrong_type(name, value, "an integer", "int")
 }
 
-fn wrong_type(name: &str, value: &Bound<'_, PyAny>, what: &str, class: &str) -> PyErr {
+/// The `TypeError` for an argument of another type than `what`.
+pub(crate) fn wrong_type(name: &str, value: &Bound<'_, PyAny>, what: &str, class: &str) -> PyErr {
     let kind = value
         .get_type()
         .name()
@@ -69,6 +76,17 @@ fn wrong_type(name: &str, value: &Bound<'_, PyAny>, what: &str, class: &str) -> 
     ))
 }
 
+/// An integer of at least `low`, if one was given.
+pub(crate) fn optional(
+    name: &str,
+    value: Option<Value<'_, '_>>,
+    low: u32,
+) -> PyResult<Option<u32>> {
+    value
+        .map(|value| integer(name, value, low, u32::MAX))
+        .transpose()
+}
+
 /// A text argument.
 ///
 /// # Errors
@@ -76,17 +94,39 @@ fn wrong_type(name: &str, value: &Bound<'_, PyAny>, what: &str, class: &str) -> 
 pub(crate) fn text(name: &str, value: &Bound<'_, PyAny>) -> PyResult<String> {
     value
         .extract()
-        .map_err(|_| wrong_type(name, value, "a string", "str"))
+        .map_err(|_| wrong_type(name, value, "a string of valid Unicode", "str"))
 }
 
-/// A flag.
+/// A flag; none given: the default.
 ///
 /// # Errors
 /// `TypeError` if it is no bool.
-pub(crate) fn flag(name: &str, value: &Bound<'_, PyAny>) -> PyResult<bool> {
+pub(crate) fn flag(name: &str, value: Option<Value<'_, '_>>, default: bool) -> PyResult<bool> {
+    value.map_or(Ok(default), |value| {
+        value
+            .extract()
+            .map_err(|_| wrong_type(name, value, "True or False", "bool"))
+    })
+}
+
+/// A path to a file.
+///
+/// # Errors
+/// `TypeError` if it is no string and no `os.PathLike`.
+pub(crate) fn path(name: &str, value: Value<'_, '_>) -> PyResult<PathBuf> {
     value
         .extract()
-        .map_err(|_| wrong_type(name, value, "True or False", "bool"))
+        .map_err(|_| wrong_type(name, value, "a path", "str or pathlib.Path"))
+}
+
+/// A placement, if one was given.
+///
+/// # Errors
+/// `TypeError` if it is no string, `ConfigError` if there is none of that name.
+pub(crate) fn placement(value: Option<Value<'_, '_>>) -> PyResult<Option<Placement>> {
+    value
+        .map(|value| Placement::from_name(&text("placement", value)?).map_err(to_py))
+        .transpose()
 }
 
 /// A count: at least 1.
@@ -100,8 +140,9 @@ pub(crate) fn rank(value: &Bound<'_, PyAny>) -> PyResult<Rank> {
 }
 
 /// A compute or transfer op from PyTorch's action text; of an overlapped pair, its forward.
-pub(crate) fn op(text: &str) -> PyResult<Op> {
-    match Action::parse(text) {
+pub(crate) fn op(value: Value<'_, '_>) -> PyResult<Op> {
+    let text = text("op", value)?;
+    match Action::parse(&text) {
         Ok(Action::One(op) | Action::Pair(op, _)) => Ok(op),
         Ok(Action::Sharding) => text.parse().map_err(to_py),
         Err(error) => Err(to_py(error)),

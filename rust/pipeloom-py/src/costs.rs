@@ -4,8 +4,9 @@ use pipeloom_core::cost::{Links, Number, Values};
 use pipeloom_core::error::Error;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyDict, PyString, PyTuple};
+use pyo3::types::{PyBool, PyBytes, PyDict, PyString, PyTuple};
 
+use crate::convert;
 use crate::error::to_py;
 
 type Value<'a, 'py> = Option<&'a Bound<'py, PyAny>>;
@@ -291,9 +292,35 @@ fn number(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Number> {
         .map_err(|_| wrong())
 }
 
+/// A number as a fraction.
+#[allow(clippy::cast_precision_loss)] // a cost: only its ratio to others counts
+pub(crate) fn float(name: &str, value: &Bound<'_, PyAny>) -> PyResult<f64> {
+    Ok(match number(name, value)? {
+        Number::Int(whole) => whole as f64,
+        Number::Float(fraction) => fraction,
+    })
+}
+
+/// A list of numbers as fractions.
+pub(crate) fn floats(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Vec<f64>> {
+    let items = items(value)
+        .ok_or_else(|| convert::wrong_type(name, value, "a list of numbers", "list[float]"))?;
+    let one = |(at, item)| float(&format!("{name}[{at}]"), item);
+    items.iter().enumerate().map(one).collect()
+}
+
+/// One number, or a list of them.
+pub(crate) fn one_or_several(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Vec<f64>> {
+    match items(value) {
+        None => Ok(vec![float(name, value)?]),
+        Some(_) => floats(name, value),
+    }
+}
+
 /// The items of a list, tuple or array; none for a number.
 fn items<'py>(value: &Bound<'py, PyAny>) -> Option<Vec<Bound<'py, PyAny>>> {
     if value.is_instance_of::<PyString>()
+        || value.is_instance_of::<PyBytes>()
         || value.is_instance_of::<PyDict>()
         || value.len().is_err()
     {

@@ -59,7 +59,7 @@ fn with_violations(exception: PyErr, error: Error) -> PyErr {
         let violations: Vec<crate::violation::Violation> = error
             .violations
             .into_iter()
-            .map(crate::violation::Violation)
+            .map(crate::violation::Violation::from)
             .collect();
         let set = PyTuple::new(
             py,

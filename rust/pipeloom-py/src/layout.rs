@@ -7,14 +7,12 @@ use pipeloom_core::layout::{Layout as Core, StageContent};
 use pipeloom_core::shape::Placement;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyString};
+use pyo3::types::{PyBytes, PyDict, PyString};
 
-use crate::convert;
+use crate::convert::{self, Value, optional};
 use crate::detach::detach;
 use crate::error::to_py;
 use crate::load::{Given, Load};
-
-type Value<'a, 'py> = &'a Bound<'py, PyAny>;
 
 /// Which layers each chunk of each rank builds.
 #[pyclass(frozen, eq, hash, module = "pipeloom._core")]
@@ -33,33 +31,38 @@ impl Layout {
     // Pickle rebuilds a layout through this; people use `from_string`, which is the same.
     #[new]
     #[pyo3(signature = (text, *, pp, vp=None, num_layers=None, mtp_num_layers=None,
-        placement="loop"))]
+        placement=None),
+        text_signature = "(text, *, pp, vp=None, num_layers=None, mtp_num_layers=None, \
+        placement='loop')")]
     fn new(
         py: Python<'_>,
-        text: &str,
+        text: Value<'_, '_>,
         pp: Value<'_, '_>,
         vp: Option<Value<'_, '_>>,
         num_layers: Option<Value<'_, '_>>,
         mtp_num_layers: Option<Value<'_, '_>>,
-        placement: &str,
+        placement: Option<Value<'_, '_>>,
     ) -> PyResult<Self> {
         let (pp, vp) = (convert::count("pp", pp)?, optional("vp", vp, 1)?);
         let (expected, placement) = (expected(num_layers, mtp_num_layers)?, named(placement)?);
-        detach(py, || Core::from_text(text, pp, vp, expected, placement)).map(Self)
+        let text = convert::text("text", text)?;
+        detach(py, || Core::from_text(&text, pp, vp, expected, placement)).map(Self)
     }
 
     /// Reads the layout language; `vp` is inferred from the number of stages.
     #[staticmethod]
     #[pyo3(signature = (text, *, pp, vp=None, num_layers=None, mtp_num_layers=None,
-        placement="loop"))]
+        placement=None),
+        text_signature = "(text, *, pp, vp=None, num_layers=None, mtp_num_layers=None, \
+        placement='loop')")]
     fn from_string(
         py: Python<'_>,
-        text: &str,
+        text: Value<'_, '_>,
         pp: Value<'_, '_>,
         vp: Option<Value<'_, '_>>,
         num_layers: Option<Value<'_, '_>>,
         mtp_num_layers: Option<Value<'_, '_>>,
-        placement: &str,
+        placement: Option<Value<'_, '_>>,
     ) -> PyResult<Self> {
         Self::new(py, text, pp, vp, num_layers, mtp_num_layers, placement)
     }
@@ -67,7 +70,9 @@ impl Layout {
     /// From the names of the layers of each stage, in stage order.
     #[staticmethod]
     #[pyo3(signature = (names, *, pp, vp=None, num_layers=None, mtp_num_layers=None,
-        placement="loop"))]
+        placement=None),
+        text_signature = "(names, *, pp, vp=None, num_layers=None, mtp_num_layers=None, \
+        placement='loop')")]
     fn from_names(
         py: Python<'_>,
         names: Value<'_, '_>,
@@ -75,7 +80,7 @@ impl Layout {
         vp: Option<Value<'_, '_>>,
         num_layers: Option<Value<'_, '_>>,
         mtp_num_layers: Option<Value<'_, '_>>,
-        placement: &str,
+        placement: Option<Value<'_, '_>>,
     ) -> PyResult<Self> {
         let names = name_lists(names)?;
         let (pp, vp) = (convert::count("pp", pp)?, optional("vp", vp, 1)?);
@@ -85,13 +90,14 @@ impl Layout {
 
     /// As many layers on each stage; the remainder goes one each to the first stages.
     #[staticmethod]
-    #[pyo3(signature = (num_layers, *, pp, vp=None, placement="loop"))]
+    #[pyo3(signature = (num_layers, *, pp, vp=None, placement=None),
+        text_signature = "(num_layers, *, pp, vp=None, placement='loop')")]
     fn even(
         py: Python<'_>,
         num_layers: Value<'_, '_>,
         pp: Value<'_, '_>,
         vp: Option<Value<'_, '_>>,
-        placement: &str,
+        placement: Option<Value<'_, '_>>,
     ) -> PyResult<Self> {
         let num_layers = convert::count("num_layers", num_layers)?;
         let pp = convert::count("pp", pp)?;
@@ -103,8 +109,13 @@ impl Layout {
     /// Megatron-core's split arguments.
     #[staticmethod]
     #[pyo3(signature = (num_layers, *, pp, vp=None, num_layers_in_first_pipeline_stage=None,
-        num_layers_in_last_pipeline_stage=None, account_for_embedding_in_pipeline_split=false,
-        account_for_loss_in_pipeline_split=false, mtp_num_layers=None, placement="loop"))]
+        num_layers_in_last_pipeline_stage=None, account_for_embedding_in_pipeline_split=None,
+        account_for_loss_in_pipeline_split=None, mtp_num_layers=None, placement=None),
+        text_signature = "(num_layers, *, pp, vp=None, num_layers_in_first_pipeline_stage=None, \
+        num_layers_in_last_pipeline_stage=None, \
+        account_for_embedding_in_pipeline_split=False, \
+        account_for_loss_in_pipeline_split=False, mtp_num_layers=None, \
+        placement='loop')")]
     #[allow(clippy::too_many_arguments)] // Megatron's arguments
     fn megatron(
         py: Python<'_>,
@@ -113,10 +124,10 @@ impl Layout {
         vp: Option<Value<'_, '_>>,
         num_layers_in_first_pipeline_stage: Option<Value<'_, '_>>,
         num_layers_in_last_pipeline_stage: Option<Value<'_, '_>>,
-        account_for_embedding_in_pipeline_split: bool,
-        account_for_loss_in_pipeline_split: bool,
+        account_for_embedding_in_pipeline_split: Option<Value<'_, '_>>,
+        account_for_loss_in_pipeline_split: Option<Value<'_, '_>>,
         mtp_num_layers: Option<Value<'_, '_>>,
-        placement: &str,
+        placement: Option<Value<'_, '_>>,
     ) -> PyResult<Self> {
         let (first, last) = (
             "num_layers_in_first_pipeline_stage",
@@ -136,8 +147,16 @@ impl Layout {
                 num_layers_in_last_pipeline_stage,
                 1,
             )?,
-            account_for_embedding_in_pipeline_split,
-            account_for_loss_in_pipeline_split,
+            account_for_embedding_in_pipeline_split: convert::flag(
+                "account_for_embedding_in_pipeline_split",
+                account_for_embedding_in_pipeline_split,
+                false,
+            )?,
+            account_for_loss_in_pipeline_split: convert::flag(
+                "account_for_loss_in_pipeline_split",
+                account_for_loss_in_pipeline_split,
+                false,
+            )?,
             mtp_num_layers: optional("mtp_num_layers", mtp_num_layers, 0)?,
             placement: named(placement)?,
         };
@@ -146,27 +165,31 @@ impl Layout {
 
     /// The split whose busiest rank has as little as can be, then its slowest stage.
     #[staticmethod]
-    #[pyo3(signature = (layer_costs, *, pp, vp=None, embedding_cost=0.0, loss_cost=0.0,
-        mtp_costs=Vec::new(), no_cut_after=Vec::new(), allow_empty=false, memory_limit=None,
-        layer_memory=None, embedding_memory=0.0, loss_memory=0.0, mtp_memory=None,
-        placement="loop"))]
+    #[pyo3(signature = (layer_costs, *, pp, vp=None, embedding_cost=None, loss_cost=None,
+        mtp_costs=None, no_cut_after=None, allow_empty=None, memory_limit=None,
+        layer_memory=None, embedding_memory=None, loss_memory=None, mtp_memory=None,
+        placement=None),
+        text_signature = "(layer_costs, *, pp, vp=None, embedding_cost=0.0, loss_cost=0.0, \
+        mtp_costs=(), no_cut_after=(), allow_empty=False, memory_limit=None, \
+        layer_memory=None, embedding_memory=0.0, loss_memory=0.0, mtp_memory=None, \
+        placement='loop')")]
     #[allow(clippy::too_many_arguments)] // the public signature
     fn balanced(
         py: Python<'_>,
-        layer_costs: Vec<f64>,
+        layer_costs: Value<'_, '_>,
         pp: Value<'_, '_>,
         vp: Option<Value<'_, '_>>,
-        embedding_cost: f64,
-        loss_cost: f64,
-        mtp_costs: Vec<f64>,
-        no_cut_after: Vec<Bound<'_, PyAny>>,
-        allow_empty: bool,
+        embedding_cost: Option<Value<'_, '_>>,
+        loss_cost: Option<Value<'_, '_>>,
+        mtp_costs: Option<Value<'_, '_>>,
+        no_cut_after: Option<Value<'_, '_>>,
+        allow_empty: Option<Value<'_, '_>>,
         memory_limit: Option<Value<'_, '_>>,
-        layer_memory: Option<Vec<f64>>,
-        embedding_memory: f64,
-        loss_memory: f64,
-        mtp_memory: Option<Vec<f64>>,
-        placement: &str,
+        layer_memory: Option<Value<'_, '_>>,
+        embedding_memory: Option<Value<'_, '_>>,
+        loss_memory: Option<Value<'_, '_>>,
+        mtp_memory: Option<Value<'_, '_>>,
+        placement: Option<Value<'_, '_>>,
     ) -> PyResult<Self> {
         let (pp, vp) = (convert::count("pp", pp)?, optional("vp", vp, 1)?);
         let (vp, placement) = (vp.unwrap_or(1), named(placement)?);
@@ -188,24 +211,27 @@ impl Layout {
     }
 
     /// What this layout comes to at given costs, and why.
-    #[pyo3(signature = (layer_costs, *, embedding_cost=0.0, loss_cost=0.0,
-        mtp_costs=Vec::new(), no_cut_after=Vec::new(), allow_empty=false, memory_limit=None,
-        layer_memory=None, embedding_memory=0.0, loss_memory=0.0, mtp_memory=None))]
+    #[pyo3(signature = (layer_costs, *, embedding_cost=None, loss_cost=None, mtp_costs=None,
+        no_cut_after=None, allow_empty=None, memory_limit=None, layer_memory=None,
+        embedding_memory=None, loss_memory=None, mtp_memory=None),
+        text_signature = "($self, layer_costs, *, embedding_cost=0.0, loss_cost=0.0, \
+        mtp_costs=(), no_cut_after=(), allow_empty=False, memory_limit=None, \
+        layer_memory=None, embedding_memory=0.0, loss_memory=0.0, mtp_memory=None)")]
     #[allow(clippy::too_many_arguments)] // those of `balanced`
     fn load(
         &self,
         py: Python<'_>,
-        layer_costs: Vec<f64>,
-        embedding_cost: f64,
-        loss_cost: f64,
-        mtp_costs: Vec<f64>,
-        no_cut_after: Vec<Bound<'_, PyAny>>,
-        allow_empty: bool,
+        layer_costs: Value<'_, '_>,
+        embedding_cost: Option<Value<'_, '_>>,
+        loss_cost: Option<Value<'_, '_>>,
+        mtp_costs: Option<Value<'_, '_>>,
+        no_cut_after: Option<Value<'_, '_>>,
+        allow_empty: Option<Value<'_, '_>>,
         memory_limit: Option<Value<'_, '_>>,
-        layer_memory: Option<Vec<f64>>,
-        embedding_memory: f64,
-        loss_memory: f64,
-        mtp_memory: Option<Vec<f64>>,
+        layer_memory: Option<Value<'_, '_>>,
+        embedding_memory: Option<Value<'_, '_>>,
+        loss_memory: Option<Value<'_, '_>>,
+        mtp_memory: Option<Value<'_, '_>>,
     ) -> PyResult<Load> {
         let given = Given {
             layer_costs,
@@ -226,8 +252,13 @@ impl Layout {
 
     /// From the number of layers of each chunk of each rank: `counts[rank][chunk]`.
     #[staticmethod]
-    #[pyo3(signature = (counts, *, placement="loop"))]
-    fn from_counts(py: Python<'_>, counts: Value<'_, '_>, placement: &str) -> PyResult<Self> {
+    #[pyo3(signature = (counts, *, placement=None),
+        text_signature = "(counts, *, placement='loop')")]
+    fn from_counts(
+        py: Python<'_>,
+        counts: Value<'_, '_>,
+        placement: Option<Value<'_, '_>>,
+    ) -> PyResult<Self> {
         let (counts, placement) = (count_lists(counts)?, named(placement)?);
         detach(py, || Core::from_counts(&counts, placement)).map(Self)
     }
@@ -287,10 +318,10 @@ impl Layout {
     }
 
     /// The ranks that hold a copy of the embedding, sorted.
-    #[pyo3(signature = (*, tied=false))]
-    fn embedding_ranks(&self, tied: bool) -> Vec<u32> {
-        let ranks = self.0.embedding_ranks(tied);
-        ranks.into_iter().map(|rank| rank.0).collect()
+    #[pyo3(signature = (*, tied=None), text_signature = "($self, *, tied=False)")]
+    fn embedding_ranks(&self, tied: Option<Value<'_, '_>>) -> PyResult<Vec<u32>> {
+        let ranks = self.0.embedding_ranks(convert::flag("tied", tied, false)?);
+        Ok(ranks.into_iter().map(|rank| rank.0).collect())
     }
 
     /// Number of ranks.
@@ -349,14 +380,8 @@ impl Layout {
     }
 }
 
-fn optional(name: &str, value: Option<Value<'_, '_>>, low: u32) -> PyResult<Option<u32>> {
-    value
-        .map(|value| convert::integer(name, value, low, u32::MAX))
-        .transpose()
-}
-
-fn named(placement: &str) -> PyResult<Placement> {
-    Placement::from_name(placement).map_err(to_py)
+fn named(placement: Option<Value<'_, '_>>) -> PyResult<Placement> {
+    Ok(convert::placement(placement)?.unwrap_or(Placement::Loop))
 }
 
 fn expected(
@@ -419,10 +444,16 @@ fn name_lists(names: Value<'_, '_>) -> PyResult<Vec<Vec<String>>> {
         .collect()
 }
 
-/// The items of any iterable but a string.
-fn items<'py>(value: &Bound<'py, PyAny>, what: &str) -> PyResult<Vec<Bound<'py, PyAny>>> {
+/// The items of any iterable but a string or a dict.
+pub(crate) fn items<'py>(
+    value: &Bound<'py, PyAny>,
+    what: &str,
+) -> PyResult<Vec<Bound<'py, PyAny>>> {
     let wrong = || PyTypeError::new_err(format!("{what}\nhint: for a text use Layout.from_string"));
-    if value.is_instance_of::<PyString>() {
+    if value.is_instance_of::<PyString>()
+        || value.is_instance_of::<PyBytes>()
+        || value.is_instance_of::<PyDict>()
+    {
         return Err(wrong());
     }
     value.try_iter().map_err(|_| wrong())?.collect()

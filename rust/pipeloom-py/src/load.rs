@@ -2,11 +2,12 @@
 
 use pipeloom_core::error::Error;
 use pipeloom_core::layout::balance::{Load as Core, Memory, Weights};
-use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
-use crate::convert;
+use crate::convert::{self, Value};
+use crate::costs::{float, floats, one_or_several};
 use crate::error::to_py;
+use crate::layout::items;
 
 /// The cost of each part of a layout, in the caller's unit.
 #[pyclass(frozen, module = "pipeloom._core")]
@@ -67,57 +68,67 @@ impl Load {
 
 /// What the parts of a model weigh, as `Layout.balanced` and `Layout.load` take it.
 pub(crate) struct Given<'a, 'py> {
-    pub(crate) layer_costs: Vec<f64>,
-    pub(crate) embedding_cost: f64,
-    pub(crate) loss_cost: f64,
-    pub(crate) mtp_costs: Vec<f64>,
-    pub(crate) no_cut_after: Vec<Bound<'py, PyAny>>,
-    pub(crate) allow_empty: bool,
-    pub(crate) memory_limit: Option<&'a Bound<'py, PyAny>>,
-    pub(crate) layer_memory: Option<Vec<f64>>,
-    pub(crate) embedding_memory: f64,
-    pub(crate) loss_memory: f64,
-    pub(crate) mtp_memory: Option<Vec<f64>>,
+    pub(crate) layer_costs: Value<'a, 'py>,
+    pub(crate) embedding_cost: Option<Value<'a, 'py>>,
+    pub(crate) loss_cost: Option<Value<'a, 'py>>,
+    pub(crate) mtp_costs: Option<Value<'a, 'py>>,
+    pub(crate) no_cut_after: Option<Value<'a, 'py>>,
+    pub(crate) allow_empty: Option<Value<'a, 'py>>,
+    pub(crate) memory_limit: Option<Value<'a, 'py>>,
+    pub(crate) layer_memory: Option<Value<'a, 'py>>,
+    pub(crate) embedding_memory: Option<Value<'a, 'py>>,
+    pub(crate) loss_memory: Option<Value<'a, 'py>>,
+    pub(crate) mtp_memory: Option<Value<'a, 'py>>,
 }
 
 impl Given<'_, '_> {
-    pub(crate) fn weights(self) -> PyResult<Weights> {
-        let layers = self.no_cut_after.iter();
-        let no_cut_after = layers.map(|layer| convert::count("no_cut_after", layer));
-        let memory = match (self.memory_limit, self.layer_memory) {
-            (None, _) => None,
-            (Some(_), None) => {
-                return Err(to_py(Error::config(
-                    "memory_limit is given without layer_memory",
-                    "give layer_memory the memory of each layer",
-                )));
-            }
-            (Some(limit), Some(layers)) => Some(Memory {
-                layers,
-                embedding: self.embedding_memory,
-                loss: self.loss_memory,
-                mtp: self.mtp_memory.unwrap_or_default(),
-                limits: limits(limit)?,
-            }),
-        };
+    pub(crate) fn weights(&self) -> PyResult<Weights> {
         Ok(Weights {
-            layers: self.layer_costs,
-            embedding: self.embedding_cost,
-            loss: self.loss_cost,
-            mtp: self.mtp_costs,
-            no_cut_after: no_cut_after.collect::<PyResult<_>>()?,
-            allow_empty: self.allow_empty,
-            memory,
+            layers: floats("layer_costs", self.layer_costs)?,
+            embedding: one("embedding_cost", self.embedding_cost)?,
+            loss: one("loss_cost", self.loss_cost)?,
+            mtp: several("mtp_costs", self.mtp_costs)?,
+            no_cut_after: self.no_cut_after.map_or(Ok(Vec::new()), layer_numbers)?,
+            allow_empty: convert::flag("allow_empty", self.allow_empty, false)?,
+            memory: self.memory()?,
         })
+    }
+
+    fn memory(&self) -> PyResult<Option<Memory>> {
+        let Some(limit) = self.memory_limit else {
+            return Ok(None);
+        };
+        let Some(layers) = self.layer_memory else {
+            return Err(to_py(Error::config(
+                "memory_limit is given without layer_memory",
+                "give layer_memory the memory of each layer",
+            )));
+        };
+        Ok(Some(Memory {
+            layers: floats("layer_memory", layers)?,
+            embedding: one("embedding_memory", self.embedding_memory)?,
+            loss: one("loss_memory", self.loss_memory)?,
+            mtp: several("mtp_memory", self.mtp_memory)?,
+            limits: one_or_several("memory_limit", limit)?,
+        }))
     }
 }
 
-/// One limit, or one for each rank.
-fn limits(limit: &Bound<'_, PyAny>) -> PyResult<Vec<f64>> {
-    let one = limit.extract::<f64>().map(|limit| vec![limit]);
-    one.or_else(|_| limit.extract()).map_err(|_| {
-        PyTypeError::new_err(
-            "memory_limit must be a number or one for each rank\nhint: in the unit of layer_memory",
-        )
-    })
+/// A number; none given: 0.
+fn one(name: &str, value: Option<Value<'_, '_>>) -> PyResult<f64> {
+    value.map_or(Ok(0.0), |value| float(name, value))
+}
+
+/// A list of numbers; none given: empty.
+fn several(name: &str, value: Option<Value<'_, '_>>) -> PyResult<Vec<f64>> {
+    value.map_or(Ok(Vec::new()), |value| floats(name, value))
+}
+
+/// The numbers of layers, from 1.
+fn layer_numbers(layers: Value<'_, '_>) -> PyResult<Vec<u32>> {
+    let what = "no_cut_after must be a list of layer numbers";
+    let layers = items(layers, what)?.into_iter().enumerate();
+    layers
+        .map(|(at, layer)| convert::count(&format!("no_cut_after[{at}]"), &layer))
+        .collect()
 }

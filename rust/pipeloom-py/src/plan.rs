@@ -2,7 +2,6 @@
 
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
-use std::path::PathBuf;
 
 use numpy::{Element, IntoPyArray, PyUntypedArray};
 use pipeloom_core::columns::Columns;
@@ -11,7 +10,8 @@ use pipeloom_core::simulate::simulate;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyString};
 
-use crate::convert;
+use crate::convert::{self, Value};
+use crate::costs::Costs;
 use crate::detach::detach;
 use crate::error::to_py;
 use crate::plan_text;
@@ -97,22 +97,23 @@ impl Plan {
             .collect()
     }
 
-    #[pyo3(signature = (rank, /))]
+    #[pyo3(signature = (rank))]
     fn num_ops_of(&self, rank: &Bound<'_, PyAny>) -> PyResult<u64> {
         let rank = convert::rank(rank)?;
         self.0.require_rank(rank).map_err(to_py)?;
         Ok(self.0.len(rank))
     }
 
-    #[pyo3(signature = (rank, /))]
+    #[pyo3(signature = (rank))]
     fn num_warmup(&self, rank: &Bound<'_, PyAny>) -> PyResult<u32> {
         let rank = convert::rank(rank)?;
         self.0.require_rank(rank).map_err(to_py)?;
         Ok(self.0.num_warmup(rank))
     }
 
-    #[pyo3(signature = (k, /, forward=true))]
-    fn chunk_id(&self, k: &Bound<'_, PyAny>, forward: bool) -> PyResult<u32> {
+    #[pyo3(signature = (k, forward=None), text_signature = "($self, k, forward=True)")]
+    fn chunk_id(&self, k: Value<'_, '_>, forward: Option<Value<'_, '_>>) -> PyResult<u32> {
+        let forward = convert::flag("forward", forward, true)?;
         let k = convert::integer("k", k, 0, u32::MAX)?;
         self.0
             .virtual_microbatch(k, forward)
@@ -120,14 +121,15 @@ impl Plan {
             .map_err(to_py)
     }
 
-    #[pyo3(signature = (k, /, forward=true))]
-    fn microbatch_id(&self, k: &Bound<'_, PyAny>, forward: bool) -> PyResult<u32> {
+    #[pyo3(signature = (k, forward=None), text_signature = "($self, k, forward=True)")]
+    fn microbatch_id(&self, k: Value<'_, '_>, forward: Option<Value<'_, '_>>) -> PyResult<u32> {
+        let forward = convert::flag("forward", forward, true)?;
         let k = convert::integer("k", k, 0, u32::MAX)?;
         let found = self.0.virtual_microbatch(k, forward).map_err(to_py)?;
         Ok(self.0.shape().split_unit(found.1).0)
     }
 
-    #[pyo3(signature = (rank, /))]
+    #[pyo3(signature = (rank))]
     fn recompute_mask<'py>(
         &self,
         py: Python<'py>,
@@ -139,27 +141,27 @@ impl Plan {
         Ok(mask.map(|mask| mask.into_pyarray(py).into_any()))
     }
 
-    #[pyo3(signature = (rank, /))]
+    #[pyo3(signature = (rank))]
     fn ops(&self, py: Python<'_>, rank: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
         let rank = convert::rank(rank)?;
         self.0.require_rank(rank).map_err(to_py)?;
         detach(py, || Ok(self.0.actions(rank)))
     }
 
-    #[pyo3(signature = (rank, i, /))]
+    #[pyo3(signature = (rank, i))]
     fn op(&self, rank: &Bound<'_, PyAny>, i: &Bound<'_, PyAny>) -> PyResult<String> {
         let rank = convert::rank(rank)?;
         let i = convert::integer("i", i, 0, u32::MAX)?;
         self.0.action(rank, u64::from(i)).map_err(to_py)
     }
 
-    #[pyo3(signature = (rank, op, /))]
-    fn position(&self, rank: &Bound<'_, PyAny>, op: &str) -> PyResult<u64> {
+    #[pyo3(signature = (rank, op))]
+    fn position(&self, rank: &Bound<'_, PyAny>, op: &Bound<'_, PyAny>) -> PyResult<u64> {
         let rank = convert::rank(rank)?;
         self.0.action_of(rank, convert::op(op)?).map_err(to_py)
     }
 
-    #[pyo3(signature = (rank, /))]
+    #[pyo3(signature = (rank))]
     fn columns<'py>(
         &self,
         py: Python<'py>,
@@ -180,15 +182,28 @@ impl Plan {
         crate::report::check_plan(py, &self.0, semantics)
     }
 
-    #[pyo3(signature = (costs, semantics="buffered", link_contention=false))]
+    #[pyo3(
+        signature = (costs, semantics=None, link_contention=None),
+        text_signature = "($self, costs, semantics='buffered', link_contention=False)"
+    )]
     fn simulate(
         &self,
         py: Python<'_>,
-        costs: &crate::costs::Costs,
-        semantics: &str,
-        link_contention: bool,
+        costs: Value<'_, '_>,
+        semantics: Option<Value<'_, '_>>,
+        link_contention: Option<Value<'_, '_>>,
     ) -> PyResult<crate::timeline::Timeline> {
-        let semantics = Semantics::from_name(semantics).map_err(to_py)?;
+        let costs = costs.cast::<Costs>().map_err(|_| {
+            convert::wrong_type("costs", costs, "pipeloom.Costs", "pipeloom.Costs(...)")
+        })?;
+        let costs = costs.get();
+        let semantics = match semantics {
+            None => Semantics::Buffered,
+            Some(name) => {
+                Semantics::from_name(&convert::text("semantics", name)?).map_err(to_py)?
+            }
+        };
+        let link_contention = convert::flag("link_contention", link_contention, false)?;
         detach(py, || {
             simulate(&self.0, &costs.0, semantics, link_contention)
         })
@@ -196,20 +211,20 @@ impl Plan {
     }
 
     #[pyo3(
-        signature = (p2p="auto", backend=None, prefetch=None),
+        signature = (p2p=None, backend=None, prefetch=None),
         text_signature = "($self, p2p='auto', backend=None, prefetch=1)"
     )]
     fn lower(
         &self,
         py: Python<'_>,
-        p2p: &str,
-        backend: Option<&str>,
+        p2p: Option<Value<'_, '_>>,
+        backend: Option<Value<'_, '_>>,
         prefetch: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         plan_text::lower(py, &self.0, p2p, backend, prefetch)
     }
 
-    #[pyo3(signature = (rank, channel, /))]
+    #[pyo3(signature = (rank, channel))]
     fn buffers(
         &self,
         py: Python<'_>,
@@ -219,18 +234,23 @@ impl Plan {
         plan_text::buffers(py, &self.0, convert::rank(rank)?, channel)
     }
 
-    #[pyo3(signature = (path=None, comms=false))]
+    #[pyo3(
+        signature = (path=None, comms=None),
+        text_signature = "($self, path=None, comms=False)"
+    )]
     fn to_csv(
         &self,
         py: Python<'_>,
-        path: Option<PathBuf>,
-        comms: bool,
+        path: Option<Value<'_, '_>>,
+        comms: Option<Value<'_, '_>>,
     ) -> PyResult<Option<String>> {
+        let path = path.map(|path| convert::path("path", path)).transpose()?;
+        let comms = convert::flag("comms", comms, false)?;
         plan_text::to_csv(py, &self.0, path, comms)
     }
 
     #[staticmethod]
-    #[pyo3(signature = (text_or_path, /))]
+    #[pyo3(signature = (text_or_path))]
     fn from_csv(py: Python<'_>, text_or_path: &Bound<'_, PyAny>) -> PyResult<Self> {
         plan_text::from_csv(py, text_or_path)
     }
@@ -244,15 +264,15 @@ impl Plan {
             .collect()
     }
 
-    #[pyo3(signature = (path, /))]
-    fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
-        plan_text::save(py, &self.0, &path)
+    #[pyo3(signature = (path))]
+    fn save(&self, py: Python<'_>, path: Value<'_, '_>) -> PyResult<()> {
+        plan_text::save(py, &self.0, &convert::path("path", path)?)
     }
 
     #[staticmethod]
-    #[pyo3(signature = (path, /))]
-    fn load(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
-        plan_text::load(py, &path)
+    #[pyo3(signature = (path))]
+    fn load(py: Python<'_>, path: Value<'_, '_>) -> PyResult<Self> {
+        plan_text::load(py, &convert::path("path", path)?)
     }
 
     fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, (String,))> {

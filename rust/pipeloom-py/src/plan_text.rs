@@ -9,26 +9,30 @@ use pipeloom_core::ids::Rank;
 use pipeloom_core::lower::{self, Channel, Direction};
 use pipeloom_core::plan::Plan as CorePlan;
 use pipeloom_core::text::{Action, csv, saved};
-use pyo3::exceptions::{PyFileNotFoundError, PyTypeError};
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
+use pyo3::types::{PyDict, PyString};
 
-use crate::convert;
+use crate::convert::{self, Value};
 use crate::detach::detach;
 use crate::error::to_py;
 use crate::plan::Plan;
 
 /// The order in which a rank makes the transfers of a synchronous exchange.
 #[pyfunction]
-#[pyo3(signature = (rank, have, /))]
+#[pyo3(signature = (rank, have))]
 pub(crate) fn p2p_order(
     rank: &Bound<'_, PyAny>,
     have: &Bound<'_, PyAny>,
 ) -> PyResult<Vec<&'static str>> {
     let rank = convert::rank(rank)?;
+    let no_list = || convert::wrong_type("have", have, "a list of names", "list[str]");
+    if have.is_instance_of::<PyString>() || have.is_instance_of::<PyDict>() {
+        return Err(no_list());
+    }
     let names: Vec<String> = have
-        .try_iter()?
-        .map(|name| name?.extract())
+        .try_iter()
+        .map_err(|_| no_list())?
+        .map(|name| convert::text("have", &name?))
         .collect::<PyResult<_>>()?;
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     pipeloom_core::p2p_order::p2p_order(rank, &names).map_err(to_py)
@@ -36,7 +40,7 @@ pub(crate) fn p2p_order(
 
 /// The plan of a saved text: what pickles call.
 #[pyfunction]
-#[pyo3(signature = (text, /))]
+#[pyo3(signature = (text))]
 pub(crate) fn plan_from_saved(py: Python<'_>, text: &str) -> PyResult<Plan> {
     detach(py, || saved::from_saved(text)).map(Plan)
 }
@@ -44,12 +48,16 @@ pub(crate) fn plan_from_saved(py: Python<'_>, text: &str) -> PyResult<Plan> {
 pub(crate) fn lower(
     py: Python<'_>,
     plan: &CorePlan,
-    p2p: &str,
-    backend: Option<&str>,
-    prefetch: Option<&Bound<'_, PyAny>>,
+    p2p: Option<Value<'_, '_>>,
+    backend: Option<Value<'_, '_>>,
+    prefetch: Option<Value<'_, '_>>,
 ) -> PyResult<Plan> {
+    let p2p = p2p.map_or(Ok("auto".to_owned()), |p2p| convert::text("p2p", p2p))?;
+    let backend = backend
+        .map(|backend| convert::text("backend", backend))
+        .transpose()?;
     let prefetch = prefetch.map_or(Ok(1), |prefetch| convert::count("prefetch", prefetch))?;
-    let style = lower::style_from_name(p2p, backend).map_err(to_py)?;
+    let style = lower::style_from_name(&p2p, backend.as_deref()).map_err(to_py)?;
     detach(py, || lower::lower(plan, style, prefetch)).map(Plan)
 }
 
@@ -75,32 +83,34 @@ fn channel_of(
 ) -> PyResult<Option<Channel>> {
     plan.require_rank(rank).map_err(to_py)?;
     let direction = |value: &Bound<'_, PyAny>| -> PyResult<Direction> {
-        Direction::from_name(&value.extract::<String>()?).map_err(to_py)
+        let name = value
+            .extract::<String>()
+            .map_err(|_| not_a_channel(channel))?;
+        Direction::from_name(&name).map_err(|error| {
+            to_py(Error::config(
+                format!("channel: {}", error.message),
+                error.hint,
+            ))
+        })
     };
     let end =
         |name: &str, value: &Bound<'_, PyAny>| convert::integer(name, value, 0, u32::MAX).map(Rank);
-    if let Ok(parts) = channel.cast::<PyTuple>() {
-        let (source, destination, last) = match parts.len() {
-            2 => (0, None, 1),
-            3 => (0, Some(1), 2),
-            _ => return Err(not_a_channel()),
+    if !channel.is_instance_of::<PyString>() {
+        let parts: Vec<Bound<'_, PyAny>> = channel.extract().map_err(|_| not_a_channel(channel))?;
+        let (source, destination, last) = match parts.as_slice() {
+            [source, last] => (source, None, last),
+            [source, destination, last] => (source, Some(destination), last),
+            _ => return Err(not_a_channel(channel)),
         };
         return Ok(Some(Channel {
-            source: end("source", &parts.get_item(source)?)?,
-            destination: match destination {
-                Some(at) => end("destination", &parts.get_item(at)?)?,
-                None => rank,
-            },
-            direction: direction(&parts.get_item(last)?)?,
+            source: end("channel source", source)?,
+            destination: destination.map_or(Ok(rank), |destination| {
+                end("channel destination", destination)
+            })?,
+            direction: direction(last)?,
         }));
     }
-    let direction = direction(channel).map_err(|error| {
-        if error.is_instance_of::<PyTypeError>(channel.py()) {
-            not_a_channel()
-        } else {
-            error
-        }
-    })?;
+    let direction = direction(channel)?;
     match lower::sources(plan, rank, direction).as_slice() {
         [] => Ok(None),
         &[source] => Ok(Some(Channel {
@@ -126,10 +136,12 @@ fn channel_of(
     }
 }
 
-fn not_a_channel() -> PyErr {
-    PyTypeError::new_err(
-        "channel must be (source, destination, direction), (source, direction) or a direction\n\
-         hint: a direction is \"forward\" or \"backward\", as in plan.buffers(1, (0, \"forward\"))",
+fn not_a_channel(channel: &Bound<'_, PyAny>) -> PyErr {
+    convert::wrong_type(
+        "channel",
+        channel,
+        "(source, destination, direction), (source, direction) or a direction",
+        "(0, 1, \"forward\"), (0, \"forward\") or \"backward\"",
     )
 }
 
@@ -158,8 +170,8 @@ pub(crate) fn from_csv(py: Python<'_>, text_or_path: &Bound<'_, PyAny>) -> PyRes
     let text = match text_or_path.extract::<String>() {
         Ok(text) if is_csv(&text) => text,
         _ => {
-            let path: PathBuf = text_or_path.extract()?;
-            py.detach(|| read_text(&path))?
+            let path = convert::path("text_or_path", text_or_path)?;
+            py.detach(|| read_text(&path, "or the text of a CSV"))?
         }
     };
     detach(py, || csv::from_csv(&text)).map(Plan)
@@ -177,24 +189,25 @@ pub(crate) fn save(py: Python<'_>, plan: &CorePlan, path: &Path) -> PyResult<()>
 }
 
 pub(crate) fn load(py: Python<'_>, path: &Path) -> PyResult<Plan> {
-    let text = py.detach(|| read_text(path))?;
+    let text = py.detach(|| read_text(path, "one that plan.save wrote"))?;
     detach(py, || saved::from_saved(&text)).map(Plan)
 }
 
-fn read_text(path: &Path) -> PyResult<String> {
-    let bytes = fs::read(path).map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound => PyFileNotFoundError::new_err(format!(
-            "no such file: {}\nhint: give a path to a file, or the text of a CSV",
-            path.display()
-        )),
-        _ => PyErr::from(error),
-    })?;
+fn read_text(path: &Path, or: &str) -> PyResult<String> {
+    let hint = format!("give a path to a file, {or}");
+    let bytes = fs::read(path).map_err(|error| about("read", path, &error, &hint))?;
     String::from_utf8(bytes).map_err(|_| {
         to_py(Error::parse(
             format!("{} is not text in UTF-8", path.display()),
             "give a file written by plan.save, plan.to_csv or PyTorch",
         ))
     })
+}
+
+/// An `OSError` that names the path.
+fn about(what: &str, path: &Path, error: &io::Error, hint: &str) -> io::Error {
+    let text = format!("can't {what} {}: {error}\nhint: {hint}", path.display());
+    io::Error::new(error.kind(), text)
 }
 
 /// Writes a file at once: whoever reads the path sees all of the text, or what was there before.
@@ -211,5 +224,6 @@ fn write_whole(path: &Path, text: &str) -> io::Result<()> {
         // The first error is the one to report.
         let _ = fs::remove_file(&draft);
     }
-    done
+    let hint = "give a path in a folder that can be written";
+    done.map_err(|error| about("write", path, &error, hint))
 }

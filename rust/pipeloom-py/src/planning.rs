@@ -1,20 +1,12 @@
 //! The functions that make plans.
 
 use pipeloom_core::schedules::{self, Argument, Request};
-use pipeloom_core::shape::Placement;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::convert;
+use crate::convert::{self, optional};
 use crate::detach::detach;
-use crate::error::to_py;
 use crate::plan::Plan;
-
-fn optional(name: &str, value: Option<&Bound<'_, PyAny>>, low: u32) -> PyResult<Option<u32>> {
-    value
-        .map(|value| convert::integer(name, value, low, u32::MAX))
-        .transpose()
-}
 
 /// Plans a step; see `pipeloom.plan`.
 #[pyfunction]
@@ -47,20 +39,12 @@ pub(crate) fn plan(
         vp: optional("vp", vp, 1)?,
         num_microbatches: convert::count("num_microbatches", num_microbatches)?,
         microbatch_group_size: optional("microbatch_group_size", microbatch_group_size, 1)?,
-        placement: placement
-            .map(|name| convert::text("placement", name))
-            .transpose()?
-            .map(|name| Placement::from_name(&name))
-            .transpose()
-            .map_err(to_py)?,
+        placement: convert::placement(placement)?,
         num_seq_pieces: optional("num_seq_pieces", num_seq_pieces, 1)?.unwrap_or(1),
         reverse_backward: reverse_backward
-            .map(|value| convert::flag("reverse_backward", value))
+            .map(|value| convert::flag("reverse_backward", Some(value), true))
             .transpose()?,
-        forward_only: forward_only
-            .map(|value| convert::flag("forward_only", value))
-            .transpose()?
-            .unwrap_or(false),
+        forward_only: convert::flag("forward_only", forward_only, false)?,
         extra_warmup: optional("extra_warmup", extra_warmup, 0)?.unwrap_or(0),
         partial_checkpoints: optional(
             kept,
@@ -83,31 +67,28 @@ pub(crate) fn plan(
 /// `pipeloom.legal_num_microbatches`.
 #[pyfunction]
 #[pyo3(signature = (schedule, *, pp, vp=None, at_least, microbatch_group_size=None, placement=None,
-    num_seq_pieces=None, forward_only=false, extra_warmup=None))]
+    num_seq_pieces=None, forward_only=None, extra_warmup=None))]
 #[allow(clippy::too_many_arguments)] // the public signature
 pub(crate) fn legal_num_microbatches(
     py: Python<'_>,
-    schedule: &str,
+    schedule: &Bound<'_, PyAny>,
     pp: &Bound<'_, PyAny>,
     vp: Option<&Bound<'_, PyAny>>,
     at_least: &Bound<'_, PyAny>,
     microbatch_group_size: Option<&Bound<'_, PyAny>>,
-    placement: Option<&str>,
+    placement: Option<&Bound<'_, PyAny>>,
     num_seq_pieces: Option<&Bound<'_, PyAny>>,
-    forward_only: bool,
+    forward_only: Option<&Bound<'_, PyAny>>,
     extra_warmup: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<u32> {
     let request = Request {
         microbatch_group_size: optional("microbatch_group_size", microbatch_group_size, 1)?,
-        placement: placement
-            .map(Placement::from_name)
-            .transpose()
-            .map_err(to_py)?,
+        placement: convert::placement(placement)?,
         num_seq_pieces: optional("num_seq_pieces", num_seq_pieces, 1)?.unwrap_or(1),
-        forward_only,
+        forward_only: convert::flag("forward_only", forward_only, false)?,
         extra_warmup: optional("extra_warmup", extra_warmup, 0)?.unwrap_or(0),
         ..Request::new(
-            schedule,
+            &convert::text("schedule", schedule)?,
             convert::count("pp", pp)?,
             optional("vp", vp, 1)?,
             convert::count("at_least", at_least)?,

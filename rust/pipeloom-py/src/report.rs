@@ -1,12 +1,12 @@
 //! Class `Report`: what checking a plan found.
 
 use pipeloom_core::check;
-use pipeloom_core::error::Result;
+use pipeloom_core::error::{Error, Result};
 use pipeloom_core::semantics::Semantics;
-use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
+use crate::convert;
 use crate::detach::detach;
 use crate::error::to_py;
 use crate::plan::Plan;
@@ -30,12 +30,22 @@ impl Report {
 
     #[getter]
     fn violations(&self) -> Vec<Violation> {
-        self.0.violations.iter().cloned().map(Violation).collect()
+        self.0
+            .violations
+            .iter()
+            .cloned()
+            .map(Violation::from)
+            .collect()
     }
 
     #[getter]
     fn unpromised(&self) -> Vec<Violation> {
-        self.0.unpromised.iter().cloned().map(Violation).collect()
+        self.0
+            .unpromised
+            .iter()
+            .cloned()
+            .map(Violation::from)
+            .collect()
     }
 
     #[getter]
@@ -69,8 +79,8 @@ fn asked(semantics: Option<&Bound<'_, PyAny>>) -> PyResult<Asked> {
     let Some(given) = semantics else {
         return Ok(Asked::Promised);
     };
-    if let Ok(name) = given.cast::<PyString>() {
-        return match name.to_str()? {
+    if given.is_instance_of::<PyString>() {
+        return match convert::text("semantics", given)?.as_str() {
             "all" => Ok(Asked::All),
             name => Ok(Asked::These(vec![
                 Semantics::from_name(name).map_err(to_py)?,
@@ -78,11 +88,19 @@ fn asked(semantics: Option<&Bound<'_, PyAny>>) -> PyResult<Asked> {
         };
     }
     let names: Vec<String> = given.extract().map_err(|_| {
-        PyTypeError::new_err(
-            "semantics must be a name, a list of names, \"all\" or None\nhint: such as \
-             \"rendezvous\"",
+        convert::wrong_type(
+            "semantics",
+            given,
+            "a name, a list of names, \"all\" or None",
+            "one of them, such as \"rendezvous\"",
         )
     })?;
+    if names.is_empty() {
+        return Err(to_py(Error::config(
+            "semantics is an empty list",
+            "name one or more, or leave it out for those that the plan promises",
+        )));
+    }
     let names = names
         .iter()
         .map(|name| Semantics::from_name(name).map_err(to_py));

@@ -49,12 +49,12 @@ impl Timeline {
         self.0.bubble_span()
     }
 
-    #[pyo3(signature = (rank, /))]
+    #[pyo3(signature = (rank))]
     fn bubble(&self, rank: &Bound<'_, PyAny>) -> PyResult<f64> {
         self.0.bubble(convert::rank(rank)?).map_err(to_py)
     }
 
-    #[pyo3(signature = (rank, /))]
+    #[pyo3(signature = (rank))]
     fn bubble_parts<'py>(
         &self,
         py: Python<'py>,
@@ -74,28 +74,28 @@ impl Timeline {
         Ok(dict)
     }
 
-    #[pyo3(signature = (rank, /))]
+    #[pyo3(signature = (rank))]
     fn work<'py>(&self, py: Python<'py>, rank: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let rank = convert::rank(rank)?;
         self.0.plan().require_rank(rank).map_err(to_py)?;
         number_to_py(py, self.0.ticks().time(self.0.work()[rank.index()]))
     }
 
-    #[pyo3(signature = (rank, /))]
+    #[pyo3(signature = (rank))]
     fn start<'py>(&self, py: Python<'py>, rank: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let rank = convert::rank(rank)?;
         let times = detach(py, || self.0.start(rank))?;
         Ok(column(py, times, self.0.ticks().time_bits))
     }
 
-    #[pyo3(signature = (rank, /))]
+    #[pyo3(signature = (rank))]
     fn end<'py>(&self, py: Python<'py>, rank: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let rank = convert::rank(rank)?;
         let times = detach(py, || self.0.end(rank))?;
         Ok(column(py, times, self.0.ticks().time_bits))
     }
 
-    #[pyo3(signature = (rank, /))]
+    #[pyo3(signature = (rank))]
     fn peak_memory<'py>(
         &self,
         py: Python<'py>,
@@ -109,7 +109,7 @@ impl Timeline {
         )
     }
 
-    #[pyo3(signature = (rank, /))]
+    #[pyo3(signature = (rank))]
     fn memory<'py>(
         &self,
         py: Python<'py>,

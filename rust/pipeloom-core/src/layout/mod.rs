@@ -362,13 +362,16 @@ fn frame_of_stages(
     if pp == 0 || !stages.is_multiple_of(pp) {
         // `frame` refuses pp=0 in its own words.
         frame(pp, 1, Placement::Loop)?;
+        let more = (stages / pp + 1) * pp;
+        let fitting = match stages / pp * pp {
+            0 => more.to_string(),
+            fewer => format!("{fewer} or {more}"),
+        };
         return Err(Error::layout(
             format!("the layout has {stages} stages, not a multiple of pp={pp}"),
             format!(
-                "each rank holds the same number of stages: use {} or {} of them; an empty stage \
-                 counts",
-                (stages / pp).max(1) * pp,
-                (stages / pp + 1) * pp
+                "each rank holds the same number of stages: use {fitting} of them; an empty stage \
+                 counts"
             ),
         ));
     }

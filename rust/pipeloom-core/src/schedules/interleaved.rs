@@ -124,12 +124,20 @@ fn interleaved_warmup(shape: &Shape, params: &Params, rank: Rank) -> u32 {
 /// The group size if none is given: the smallest that Megatron's rule allows, which has the
 /// smallest makespan in every configuration tried.
 pub(super) fn default_group(pp: u32, units: u32) -> u32 {
-    if units.is_multiple_of(pp) {
-        return pp;
+    // Sizes with the same number of whole groups side by side: the first of them leaves the
+    // largest rest, the last the smallest.
+    let mut group = pp;
+    while group < units {
+        let whole = units / group;
+        if units % group >= pp {
+            return group;
+        }
+        if units.is_multiple_of(whole) {
+            return units / whole;
+        }
+        group = units / whole + 1;
     }
-    (pp..units)
-        .find(|&group| units.is_multiple_of(group) || units % group >= pp)
-        .unwrap_or(units)
+    units
 }
 
 pub(super) fn given_group(shape: &Shape, group: u32) -> Result<u32> {
@@ -154,22 +162,23 @@ pub(super) fn refuse_deadlock(
         return Ok(());
     }
     let (pp, vp, units) = (shape.pp(), shape.vp(), shape.num_units());
-    let works: Vec<String> = (1..=units)
+    let works: Vec<String> = (1..=units.min(4096))
         .filter(|&n| progresses(n))
         .take(8)
         .map(|n| n.to_string())
         .collect();
+    let others = match works.len() {
+        0 => String::new(),
+        8 => format!(", or use one that progresses: {}, ...", works.join(", ")),
+        _ => format!(", or use one that progresses: {}", works.join(", ")),
+    };
     Err(Error::config(
         format!(
             "microbatch_group_size={group} would deadlock: with pp={pp}, vp={vp}, \
              num_microbatches={units}, a rank would wait for a forward that stands behind its \
              own backward"
         ),
-        format!(
-            "leave it out (then it is {default}), or use one that progresses: {}{}",
-            works.join(", "),
-            if works.len() == 8 { ", ..." } else { "" }
-        ),
+        format!("leave it out (then it is {default}){others}"),
     ))
 }
 
@@ -198,4 +207,20 @@ pub(super) fn group_progresses(shape: &Shape, round_trip: u32, group: u32, extra
         _ => pair(group, group, false),
     };
     between_full && (rest == 0 || full == 0 || pair(group, rest, true))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::default_group;
+
+    #[test]
+    fn default_group_is_the_smallest_that_keeps_the_pipeline_full() {
+        for pp in 1..40 {
+            for units in 1..400_u32 {
+                let full = |&n: &u32| units.is_multiple_of(n) || units % n >= pp;
+                let wanted = (pp..units).find(full).unwrap_or(units);
+                assert_eq!(default_group(pp, units), wanted, "pp={pp} units={units}");
+            }
+        }
+    }
 }

@@ -243,24 +243,58 @@ pub fn plan(request: &Request) -> Result<Plan> {
     match family.rule {
         Rule::Closed(_) => Ok(plan),
         Rule::Whole(orders) => {
+            refuse_too_large(family, plan.shape())?;
             let orders = orders(plan.shape(), plan.params())?;
             Ok(plan.with_orders(orders))
         }
     }
 }
 
+/// Limits of the families that compute all ranks together, step by step: seconds and some
+/// hundred megabytes.
+const MOST_STAGES: u64 = 1 << 12;
+const MOST_FORWARDS: u64 = 1 << 23;
+
+fn refuse_too_large(family: &Family, shape: &Shape) -> Result<()> {
+    let (pp, m) = (shape.pp(), shape.num_microbatches());
+    let vp = shape.vp();
+    let stages = u64::from(pp) * u64::from(vp);
+    let (what, limit) = if stages > MOST_STAGES {
+        (format!("pp={pp} times vp={vp}"), MOST_STAGES)
+    } else if stages * u64::from(shape.num_units()) > MOST_FORWARDS {
+        (format!("num_microbatches={m}"), MOST_FORWARDS / stages)
+    } else {
+        return Ok(());
+    };
+    Err(Error::config(
+        format!(
+            "{what} is too large for {}, which computes all ranks together: at most {limit}",
+            family.name
+        ),
+        "lower it, or use a schedule in closed form, such as \"zb_v\"",
+    ))
+}
+
+/// Beyond so many ranks, or microbatches a group, [`legal_num_microbatches`] does not search.
+const LONGEST_PERIOD: u32 = 1 << 13;
+
 /// The smallest number of microbatches, from the request's own on, that [`plan`] accepts.
 ///
 /// # Errors
-/// If no number is accepted: the error that the request itself meets.
+/// If no number is accepted, or the request is too large to search: the error that the request
+/// itself meets, whose hint says what it needs.
 pub fn legal_num_microbatches(request: &Request) -> Result<u32> {
     let Err(refusal) = admit(request) else {
         return Ok(request.num_microbatches);
     };
     // Constraints repeat with the ranks, the two directions or the group size.
     let group = request.microbatch_group_size.unwrap_or(0);
+    let period = request.pp.max(group);
+    if period > LONGEST_PERIOD {
+        return Err(refusal);
+    }
     let least = request.num_microbatches.max(group);
-    let most = least.saturating_add(request.pp.max(group).saturating_mul(2));
+    let most = least.saturating_add(2 * period);
     let accepts = |&m: &u32| {
         admit(&Request {
             num_microbatches: m,

@@ -58,7 +58,13 @@ test: dev ## all tests: Rust, then Python (ARGS="-k name" narrows the latter)
 test-deep: dev ## whole grids and long property tests (an hour)
 	PROPTEST_CASES=20000 cargo test --quiet --release
 	cargo test --quiet --release -p pipeloom-core --test families -- --ignored
+	cargo test --quiet --release -p pipeloom-core --lib -- --ignored a_million
+	PIPELOOM_CASES=1000000 cargo test --quiet --release -p pipeloom-core --test soak
 	$(TEST_ENV) PIPELOOM_HYPOTHESIS_PROFILE=deep $(BIN)/python -m pytest -q -n 2 --timeout 7200 -m "not gpu" $(ARGS)
+
+.PHONY: fuzz
+fuzz: ## feed the CSV reader any bytes for a minute (needs `cargo install cargo-fuzz`)
+	RUSTC_BOOTSTRAP=1 cargo fuzz run --fuzz-dir rust/fuzz csv -- -max_total_time=60
 
 .PHONY: bench
 bench: dev ## benchmarks beside their peers in one run (ARGS="--json FILE")

@@ -16,6 +16,7 @@ import peers
 import timing
 from pipeloom import _core
 from planning import ROWS, Row
+from running import GROUPS
 
 UNITS = {"us": 1e6, "ns/op": 1e9}
 
@@ -54,7 +55,7 @@ def line(result: dict[str, object]) -> str:
         str(result["name"]),
         ours,
         seconds(result["peer"]),
-        "-" if own else f"{result['ratio']:.0f}x",
+        "-" if own else f"{result['ratio']:.{0 if result['ratio'] >= 10 else 2}f}x",
         goal,
         "yes" if result["met"] else "NO",
         f"{result['noise']:.0%}",
@@ -63,10 +64,11 @@ def line(result: dict[str, object]) -> str:
 
 
 def main() -> int:
-    names = [row.name for row in ROWS]
+    names = [row.name for row in ROWS] + [group.name for group in GROUPS]
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write one object a row")
     parser.add_argument("--only", action="append", choices=names, help="rows to run; repeatable")
+    parser.add_argument("--reps", type=int, metavar="N", help="steps of each runtime row")
     args = parser.parse_args()
     if _core.build_profile != "release":
         print("the extension is a debug build\nhint: run `make dev`", file=sys.stderr)
@@ -87,6 +89,17 @@ def main() -> int:
             print(f"| {row.name} | skipped: {error} | | | | | |")
             continue
         print(line(results[-1]), flush=True)
+    for group in GROUPS:
+        if args.only and group.name not in args.only:
+            continue
+        try:
+            rows = group.measure(args.reps or group.reps)
+        except peers.MissingPeerError as error:
+            print(f"| {group.name} | skipped: {error} | | | | | |")
+            continue
+        for row in rows:
+            print(line(row), flush=True)
+        results += rows
     if args.json:
         args.json.write_text(json.dumps(results, indent=1) + "\n")
     return 0

@@ -51,7 +51,7 @@ def build(layout: pl.Layout, seed: int = 0) -> tuple[GPT2LMHeadModel, dict[int, 
     torch.manual_seed(seed)
     config = GPT2Config(
         n_layer=layout.num_layers_total, n_embd=32, n_head=4, vocab_size=97, n_positions=32,
-        attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0,
+        attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0, bos_token_id=None, eos_token_id=None,
     )  # fmt: skip
     model = GPT2LMHeadModel(config)
     chunks = {

@@ -77,3 +77,68 @@ def test_fifo_delays_nothing_at_zero_latency():
     plan = pl.plan("interleaved_1f1b", pp=4, vp=2, num_microbatches=16)
     lowered = plan.lower("fifo").simulate(pl.Costs(), "single_stream")
     assert lowered.makespan == plan.simulate(pl.Costs()).makespan
+
+
+WRONG = {
+    # What torch 2.13's validator or loader lets through, and some that it refuses.
+    "microbatches numbered from 1": "0F1,0F2,0B1,0B2\n1F1,1B1,1F2,1B2\n",
+    "torch's last rank of 1F1B": "0F0,0F1,0B0,0B1\n1F1,1B1,1F2,1B2\n",
+    "other microbatches on each stage": "0F0,0F1,0B0,0B1\n1F5,1B5,1F7,1B7\n",
+    "a forward twice": "0F0,0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n",
+    "B, I and W of one, none of the other": "0F0,0F1,0B0,0I0,0W0\n",
+    "a cycle across ranks": "0F0,2F0,0B0,2B0\n1F0,3F0,3B0,1B0\n",
+    "a cycle of microbatches": "0F0,0B0,0F1,0B1\n1F1,1F0,1B0,1B1\n",
+    "a stage of nobody": "0F0,7F0,0B0,7B0\n1F0,1B0\n",
+    "a microbatch with a tail": "0F0zzz,0B0\n",
+    "an unknown kind": "0Q1,0B0\n",
+    "a backward missing": "0F0,0F1,0B0\n1F0,1B0,1F1,1B1\n",
+    "a backward before its forward": "0F0,0B0\n1B0,1F0\n",
+    "W before I": "0F0,0W0,0I0\n",
+    "no receive": "0F0,0SEND_F0,0RECV_B0,0B0\n1F0,1B0,1SEND_B0\n",
+    "no send": "0F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n",
+    "sends swapped": (
+        "0F0,0F1,0SEND_F1,0SEND_F0,0RECV_B0,0B0,0RECV_B1,0B1\n"
+        "1RECV_F0,1F0,1RECV_F1,1F1,1B0,1SEND_B0,1B1,1SEND_B1\n"
+    ),
+    "sent before it is made": ("0SEND_F0,0F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n"),
+    "sent to itself": "0F0,0SEND_F0,1RECV_F0,1F0,1B0,0B0\n",
+    "all receive first": "0RECV_B0,0F0,0SEND_F0,0B0\n1RECV_F0,1SEND_B0,1F0,1B0\n",
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_orders_are_refused_in_csv(name, refused):
+    text = WRONG[name]
+    error = pl.ParseError if name in ("a microbatch with a tail", "an unknown kind") else None
+    refused(error or pl.CheckError, lambda: pl.Plan.from_csv(text))
+    if error is None:
+        with pytest.raises(pl.CheckError) as caught:
+            pl.Plan.from_csv(text)
+        assert all(v.rule and v.op and v.hint for v in caught.value.violations)
+
+
+def test_sound_neighbours_of_wrong_orders_are_read():
+    for text in (
+        "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n",
+        "0F0,0F1,0B0,0I1,0W1\n",
+        "0F0,2F0,2B0,0B0\n1F0,3F0,3B0,1B0\n",
+        "0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n",
+        "0F0,1F0,1B0,0B0\n",
+    ):
+        assert pl.Plan.from_csv(text).check().ok
+
+
+def test_a_deadlock_of_a_thousand_ranks_is_told_in_a_few_lines():
+    # Rank 0 starts with its second chunk, which waits for all others, which wait for its first.
+    rows = [f"{r}F0,{r + 1000}F0,{r + 1000}B0,{r}B0" for r in range(1000)]
+    rows[0] = "1000F0,0F0,1000B0,0B0"
+    text = "\n".join(rows) + "\n"
+    with pytest.raises(pl.CheckError) as caught:
+        pl.Plan.from_csv(text)
+    (told,) = (v for v in caught.value.violations if v.rule == "progress")
+    lines = told.message.splitlines()
+    assert lines[0] == "deadlock under buffered: 1000 ranks wait for each other"
+    assert "rank 0, position 0: 1000F0 waits for 1999F0" not in lines[0]
+    assert 3 < len(lines) < 10
+    assert all(len(line) < 100 for line in lines)
+    assert any("more" in line for line in lines)

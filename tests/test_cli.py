@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,8 +17,9 @@ import pytest
 import pipeloom as pl
 from pipeloom import cli
 from pipeloom.cli import interrupt
+from pipeloom.profile import Profile, Step
 
-PLANNING = ("plan", "show", "check", "simulate", "schedules", "compare", "bench")
+PLANNING = ("plan", "show", "check", "simulate", "schedules", "compare", "completion", "bench")
 DOCUMENT = Path(__file__).parents[1] / "docs" / "cli.md"
 PROGRAM = [sys.executable, "-m", "pipeloom"]
 
@@ -42,6 +44,10 @@ def folder(tmp_path, monkeypatch):
     plan = pl.plan("1f1b", pp=4, num_microbatches=8)
     plan.lower("fifo").save(tmp_path / "step.plan")
     (tmp_path / "actions.csv").write_text(plan.to_csv(None))
+    timeline = plan.simulate(pl.Costs())
+    times = [[column(r).tolist() for r in range(4)] for column in (timeline.start, timeline.end)]
+    (tmp_path / "runs" / "train-1").mkdir(parents=True)
+    Profile(plan, [Step(1, *times)]).save(tmp_path / "runs" / "train-1" / "profile.json")
     (tmp_path / "list.json").write_text("[1]")
     (tmp_path / "unknown.json").write_text('{"forwards": 1}')
     (tmp_path / "measured.json").write_text('{"forward": 1.5, "latency": 0.25}')
@@ -148,6 +154,17 @@ SHAPE = ("--pp", "4", "-m", "8")
         (("compare", "nope", *SHAPE), "'nope'"),
         (("compare", *SHAPE, "--forward", "1,2,3,4"), "--forward is a list"),
         (("bench", "1f1b", *SHAPE, "--repeat", "0"), "--repeat 0"),
+        (("plan", "1f1b", *SHAPE, "--forward", "2"), "costs have no use here"),
+        (("plan", "1f1b", *SHAPE, "--memory-limit", "3"), "memory_limit"),
+        (("plan", "1f1b", *SHAPE, "--layout", "Et|t|t|t|tL"), "layout"),
+        (("plan", "--plan", "step.plan", "--memory-limit", "3"), "--memory-limit has no use"),
+        (("compare", "1f1b", "--all", *SHAPE), "--all and names"),
+        (("compare", *SHAPE, "--memory-limit", "1,2"), "2 entries"),
+        (("compare", "gpipe", *SHAPE, "--memory-limit", "1", "--svg", "x.svg"), "rank 0 needs 8"),
+        (("show", "runs"), "holds no profile.json"),
+        (("show", "list.json"), "is no profile"),
+        (("show", "runs/train-1", "--pp", "4"), "--pp has no use with a run"),
+        (("completion", "csh"), "invalid choice: 'csh'"),
     ],
 )
 def test_bad_input_is_one_clear_error(argv, words, run):
@@ -272,6 +289,79 @@ def test_compare_gives_every_schedule_the_same_model(run):
     assert "pp=4" in rows["no_pipelining"]["reason"]
 
 
+def test_compare_counts_transfers_as_lowering_makes_them(run):
+    _, text, _ = run("compare", "--all", "--pp", "4", "--vp", "2", "-m", "8", "--json")
+    for row in json.loads(text):
+        if row["makespan"] is None:
+            continue
+        plan = pl.plan(row["schedule"], pp=4, vp=row["vp"], num_microbatches=8).lower("streams")
+        kinds = [kind for rank in range(4) for kind in plan.columns(rank)["kind"].tolist()]
+        sends = kinds.count(pl.OpKind.SEND_F) + kinds.count(pl.OpKind.SEND_B)
+        assert row["transfers"] == sends, row["schedule"]
+        assert len(row["peak_memory"]) == 4
+
+
+@pytest.mark.usefixtures("folder")
+def test_compare_leaves_out_what_does_not_fit_and_draws_the_rest(run):
+    limited = ("--memory-limit", "4")
+    _, text, _ = run("compare", "1f1b", "gpipe", "zb_h2", *SHAPE, *limited, "--json")
+    rows = {row["schedule"]: row for row in json.loads(text)}
+    assert rows["1f1b"]["peak_memory"] == [4, 3, 2, 1]
+    assert rows["gpipe"]["reason"] == "rank 0 needs 8 of memory, above the limit of 4"
+    per_rank = ("--memory-limit", "4,3,2,0")
+    _, text, _ = run("compare", "1f1b", *SHAPE, *per_rank)
+    assert text == "1f1b: rank 3 needs 1 of memory, above the limit of 0\n"
+    names = ("1f1b", "gpipe", "zb_h1")
+    status, out, _ = run("compare", *names, *SHAPE, *limited, "--svg", "a.svg", "--html", "a.html")
+    assert (status, out) == (0, "")
+    assert Path("a.svg").read_text().count("<g ") == 2
+    assert '"name":"zb_h1"' in Path("a.html").read_text()
+
+
+@pytest.mark.usefixtures("folder")
+def test_show_draws_a_run_below_its_plan(run):
+    _, text, _ = run("show", "runs/train-1")
+    assert text.count("1f1b  pp=4 vp=1 m=8   makespan 33   bubble 27.3%") == 2
+    assert "step: planned 33 ms, ran 33 ms (+0.0%)" in text
+    _, text, _ = run("show", "runs/train-1", "--backward", "1", "--latency", "0", "--json")
+    found = json.loads(text)
+    ops = {op["op"]: op for op in found["ops"]}
+    assert (found["planned_makespan"], found["makespan"], len(ops)) == (22, 33, 64)
+    assert (ops["3B0"]["planned_start"], ops["3B0"]["start"]) == (4, 4)
+    assert (ops["3B0"]["late"], ops["3B0"]["longer"]) == (0, 1)
+    assert (ops["2B0"]["late"], ops["2B0"]["longer"]) == (1, 1)
+    files = ("--svg", "r.svg", "--html", "r.html", "--png", "r.png", "--trace", "r.json")
+    assert run("show", "runs/train-1", *files)[0] == 0
+    assert Path("r.svg").read_text().count("<g ") == 2
+    assert '"paired":true' in Path("r.html").read_text()
+    assert json.loads(Path("r.json").read_text())["traceEvents"]
+
+
+def test_completion_offers_commands_schedules_and_options(run, tmp_path):
+    words = json.loads(run("completion", "bash", "--json")[1])
+    assert set(words) == set(cli.COMMANDS)
+    assert {"--critical-path", "zb_h1"} <= set(words["show"])
+    script = tmp_path / "complete"
+    for shell in ("bash", "zsh", "fish"):
+        script.write_text(run("completion", shell)[1])
+        if shutil.which(shell):
+            subprocess.run([shell, "-n", script], check=True)
+    script.write_text(run("completion", "bash")[1])
+
+    def completed(*line: str) -> list[str]:
+        command = (
+            f"source {script}; COMP_WORDS=({' '.join(line)}); COMP_CWORD={len(line) - 1}; "
+            '_pipeloom; echo "${COMPREPLY[@]}"'
+        )
+        return subprocess.run(
+            ["bash", "-c", command], check=True, capture_output=True, text=True
+        ).stdout.split()
+
+    assert completed("pipeloom", "com") == ["compare", "completion"]
+    assert completed("pipeloom", "show", "zb_h") == ["zb_h1", "zb_h2"]
+    assert completed("pipeloom", "show", "--crit") == ["--critical-path"]
+
+
 @pytest.mark.usefixtures("folder")
 def test_show_writes_all_that_is_asked_for(run):
     status, out, _ = run(
@@ -353,6 +443,15 @@ def test_bench_times_each_step(run):
     assert "NS AN OP" in run("bench", "1f1b", *SHAPE, "--repeat", "1")[1]
 
 
+@pytest.mark.parametrize("more", [(), ("--forward-only",)])
+def test_bench_runs_a_step_if_asked(run, more):
+    command = ("bench", "1f1b", *SHAPE, *more, "--repeat", "1", "--json")
+    steps = json.loads(run(*command, "--step")[1])["steps"]
+    assert [step["step"] for step in steps][-1] == "run tiny stages"
+    assert steps[-1]["seconds"] > 0
+    assert len(json.loads(run(*command)[1])["steps"]) == len(steps) - 1
+
+
 def test_a_closed_pipe_is_quiet():
     command = [*PROGRAM, "plan", "1f1b", "--pp", "4", "-m", "50000"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -363,32 +462,59 @@ def test_a_closed_pipe_is_quiet():
     assert process.wait() == 141
 
 
+def interruptible(*command: str) -> subprocess.Popen:
+    """A process that Ctrl-C reaches even where a shell started us in the background."""
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+
+
 def test_ctrl_c_between_calls_ends_with_130():
-    command = [*PROGRAM, "bench", "1f1b", "--pp", "8", "-m", "2000", "--repeat", "1000000"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    time.sleep(1)
+    process = interruptible(
+        *PROGRAM, "bench", "1f1b", "--pp", "8", "-m", "2000", "--repeat", "1000000"
+    )
+    # Before its second thread, the one that watches, the program has not begun.
+    tasks = Path(f"/proc/{process.pid}/task")
+    while tasks.exists() and len(list(tasks.iterdir())) < 2:
+        time.sleep(0.01)
+    time.sleep(0.5)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert (out, err) == ("", "pipeloom: interrupted\n")
 
 
 def test_ctrl_c_inside_a_long_call_ends_with_130():
+    # A call that takes minutes without the interpreter, in place of a command. Where Ctrl-C comes
+    # before the call has begun, Python raises it, and `main` gives the same status.
     script = (
-        "import hashlib, threading; from pipeloom.cli.interrupt import prompt_interrupts\n"
-        "with prompt_interrupts(130):\n"
+        "import hashlib, sys, threading; from pipeloom import cli; from pipeloom.cli import fuzz\n"
+        "def run(arguments):\n"
         "    threading.Timer(0.5, print, ['ready'], {'flush': True}).start()\n"
-        "    hashlib.pbkdf2_hmac('sha256', b'', b'', 10**9)"
+        "    hashlib.pbkdf2_hmac('sha256', b'', b'', 10**9)\n"
+        "fuzz.run = run\n"
+        "sys.exit(cli.main(['fuzz']))"
     )
-    process = subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    process = interruptible(sys.executable, "-c", script)
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (130, "pipeloom: interrupted\n")
 
 
+@pytest.fixture
+def ctrl_c():
+    """Ctrl-C as Python has it, even where a shell started us in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 def test_commands_that_save_first_keep_their_ctrl_c():
     with interrupt.prompt_interrupts(130):
         interrupt.keep_on_interrupt()

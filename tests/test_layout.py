@@ -219,11 +219,69 @@ def test_one_rank_with_chunks_shares_the_layers_instead_of_repeating_them():
         ([0, 1, 1, 1, 1, 0], 4, {"embedding_cost": 2, "loss_cost": 2}, [1, 2, 2, 1]),
         ([10, 1, 1, 1, 1, 1], 3, {}, [1, 3, 2]),
         ([0.5] * 8, 2, {"loss_cost": 1.0}, [5, 3]),
+        # bigscience-workshop/Megatron-DeepSpeed#186: 2 on every stage.
+        ([0, 2, 0, 1, 1, 1, 1, 0, 0, 2, 0], 4, {}, [3, 2, 3, 3]),
+        ([1] * 4, 4, {"embedding_cost": 2, "loss_cost": 2, "allow_empty": True}, [0, 2, 2, 0]),
+        # Oneflow-Inc/libai PR#225; ISEEKYAN/Megatron-LM PR#47; AI-Hypercomputer/maxtext PR#1616.
+        ([1] * 12, 5, {}, [3, 3, 2, 2, 2]),
+        ([1] * 6, 4, {"embedding_cost": 1, "loss_cost": 1}, [1, 2, 2, 1]),
+        ([1] * 58, 8, {}, [8, 8, 7, 7, 7, 7, 7, 7]),
+        # radixark/miles PR#1376: layers 1 to 3 and 4 to 6 share weights.
+        ([1] * 6, 4, {"no_cut_after": [1, 2, 4, 5], "allow_empty": True}, None),
+        ([1] * 7, 3, {"no_cut_after": [1, 2, 4, 5]}, [3, 3, 1]),
+        # MTP layers weigh on the last stage.
+        ([1] * 8, 4, {"mtp_costs": [1], "loss_cost": 1}, [3, 2, 2, 1]),
     ],
 )
 def test_reported_costs_are_balanced(costs, pp, arguments, counts):
     layout = pl.Layout.balanced(costs, pp=pp, **arguments)
-    assert [layout.num_layers(r) for r in range(pp)] == counts
+    if counts is not None:
+        assert [layout.num_layers(r) for r in range(pp)] == counts
+    assert not {layout.offset(rank) for rank in range(pp)} & set(arguments.get("no_cut_after", ()))
+    given = {name: value for name, value in arguments.items() if name != "placement"}
+    load = layout.load(costs, **given)
+    assert load.proved
+    assert load.bottleneck == load.best == max(load.ranks)
+    assert load.why.startswith(f"rank {load.rank} is the busiest with {load.bottleneck:g}")
+
+
+def test_balance_weighs_ranks_not_stages():
+    by_stages = pl.Layout.from_string("Et|tt|tt|tL", pp=2)
+    costs = {"embedding_cost": 1, "loss_cost": 3}
+    assert by_stages.load([1] * 6, **costs).ranks == [4.0, 6.0]
+    balanced = pl.Layout.balanced([1] * 6, pp=2, vp=2, **costs)
+    load = balanced.load([1] * 6, **costs)
+    assert load.ranks == [5.0, 5.0]
+    assert load.why.endswith("; an equal share of all is 5; no split does better")
+    v = pl.Layout.balanced([1] * 6, pp=2, vp=2, placement="v", **costs)
+    assert max(v.load([1] * 6, **costs).ranks) == 6.0  # a layer at least beside both ends
+    assert repr(load) == "Load(bottleneck=5, rank=0)"
+
+
+def test_a_memory_limit_is_kept(refused):
+    memory = {"layer_memory": [1] * 8, "embedding_memory": 2, "loss_memory": 3}
+    layout = pl.Layout.balanced([1] * 8, pp=4, memory_limit=[4, 3, 2, 4], **memory)
+    assert [layout.num_layers(r) for r in range(4)] == [2, 3, 2, 1]
+    refused(
+        pl.LayoutError,
+        lambda: pl.Layout.balanced([1] * 8, pp=4, memory_limit=3, **memory),
+        "there is no split that fits memory_limit",
+        "at most 3",
+        "13 on 4 ranks",
+    )
+    refused(
+        pl.ConfigError,
+        lambda: pl.Layout.balanced([1] * 8, pp=4, memory_limit=3),
+        "memory_limit",
+        "layer_memory",
+    )
+    refused(
+        pl.LayoutError,
+        lambda: pl.Layout.balanced([1] * 8, pp=4, memory_limit=[3], layer_memory=[1]),
+        "layer_memory has 1 entries",
+        "8",
+    )
+    refused(pl.LayoutError, lambda: layout.load([1] * 7), "layer_costs has 7 entries", "8")
 
 
 def test_the_loss_of_a_v_is_on_rank_0():

@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -15,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pipeloom as pl
-from pipeloom import plot
+from pipeloom import cli, plot
 from pipeloom.testing import costs, plans
 
 SVG = "{http://www.w3.org/2000/svg}"
-PICTURE = Path(__file__).parents[1] / "docs" / "interleaved_1f1b.svg"
+ROOT = Path(__file__).parents[1]
 
 
 @st.composite
@@ -167,14 +168,95 @@ def test_pictures_are_the_same_in_every_process(tmp_path):
     assert runs[0] == runs[1]
 
 
-def test_the_picture_in_the_documentation_is_drawn_by_the_tool():
-    plan = pl.plan("interleaved_1f1b", pp=4, vp=2, num_microbatches=8)
-    assert PICTURE.read_text() == plot.svg(plan.simulate(pl.Costs()), memory=True)
+PICTURES = re.compile(
+    r"^\*?(?:Made by )?`?(pipeloom \S+ .*--svg (?:docs/)?(\S+?\.svg))`?\.?\*?$", re.M
+)
+
+
+def pictures() -> dict[str, str]:
+    """The commands in README and docs that make the pictures in docs/, by file name."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    found = [match for page in pages for match in PICTURES.findall(page.read_text())]
+    here = {path.name for path in (ROOT / "docs").glob("*.svg")}
+    return {name: command for command, name in found if name in here}
+
+
+def test_each_picture_in_the_documentation_has_its_command():
+    assert set(pictures()) == {path.name for path in (ROOT / "docs").glob("*.svg")}
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        for shown in re.findall(r"!\[[^]]*\]\(([^)]+)\)", page.read_text()):
+            assert (page.parent / shown).is_file(), f"{page.name} shows {shown}"
+
+
+@pytest.mark.parametrize("name", sorted(pictures()))
+def test_pictures_in_the_documentation_are_drawn_by_their_commands(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "docs").mkdir()
+    assert cli.main(shlex.split(pictures()[name])[1:]) == 0
+    [drawn] = tmp_path.rglob(name)
+    assert drawn.read_text() == (ROOT / "docs" / name).read_text()
+
+
+def test_legends_and_headlines_keep_inside_the_picture():
+    timeline = pl.plan("zb_v", pp=16, num_microbatches=32).lower("streams")
+    timeline = timeline.simulate(pl.Costs(latency=0.1))
+    root = ET.fromstring(plot.svg(timeline, width=500, memory=True, critical_path=True))
+    texts = [t for t in root.iter(f"{SVG}text") if t.get("class") in ("head", "s")]
+    assert len({t.get("y") for t in texts if t.get("class") == "s"}) > 1
+    for text in texts:
+        width = len(text.text) * (7 if text.get("class") == "head" else 5)
+        assert float(text.get("x")) + width < 500
+        assert float(text.get("y")) < float(root.get("height"))
+
+
+def test_stacked_plans_share_one_scale():
+    made = [pl.plan(n, pp=2, num_microbatches=4).simulate(pl.Costs()) for n in ("gpipe", "zb_h1")]
+    made.append(made[0].plan.simulate(pl.Costs(forward=1.5)))  # other ticks, same unit
+    root = ET.fromstring(plot.stacked(made, memory=True))
+    scales = []
+    for group, timeline in zip(root.iter(f"{SVG}g"), made, strict=True):
+        [idle, *_] = [box for box in group.iter(f"{SVG}rect") if box.get("class") == "idle"]
+        scales.append((float(idle.get("width")) / timeline.makespan, idle.get("x")))
+    assert len({x for _, x in scales}) == 1
+    assert scales[1][0] == pytest.approx(scales[0][0], rel=1e-3)
+    assert scales[2][0] == pytest.approx(scales[0][0], rel=1e-3)
+    # Each picture's colours are its own: classes are not shared.
+    styles = [style.text for style in root.iter(f"{SVG}style")][1:]
+    classes = [set(re.findall(r"\.(p\d\w+)\{", style)) for style in styles]
+    assert all(classes)
+    assert not classes[0] & classes[1]
+
+
+def test_grids_mark_the_critical_path():
+    timeline = pl.plan("1f1b", pp=3, num_microbatches=3).simulate(pl.Costs())
+    rows = plot.grid(timeline, critical_path=True).splitlines()[2:5]
+    marked = {
+        (rank, word.rstrip("-!"))
+        for rank, row in enumerate(rows)
+        for word in row.partition("|")[2].split()
+        if "!" in word
+    }
+    expected = {(rank, timeline.plan.ops(rank)[at][1:]) for rank, at in timeline.critical_path}
+    assert marked == expected
+    colored = plot.grid(timeline, critical_path=True, color=True, width=40)
+    assert colored.count("\x1b[1;4;38") == len(expected)
+
+
+def test_notebooks_show_plans_and_timelines():
+    plan = pl.plan("1f1b", pp=2, num_microbatches=2)
+    timeline = plan.simulate(pl.Costs(forward=2))
+    assert plan._repr_svg_() == plot.svg(plan.simulate(pl.Costs()))
+    assert timeline._repr_svg_() == plot.svg(timeline, memory=True)
+    assert pl.plan("1f1b", pp=2, num_microbatches=1_000_000)._repr_svg_() is None
 
 
 def test_png_is_written_for_any_part(tmp_path):
     timeline = pl.plan("dualpipe_v", pp=2, num_microbatches=6).simulate(pl.Costs())
-    for name, part in {"all": {}, "part": {"window": (3, 9), "ranks": (1, 2)}}.items():
+    parts = {
+        "all": {"memory": True, "critical_path": True},
+        "part": {"window": (3, 9), "ranks": (1, 2)},
+    }
+    for name, part in parts.items():
         path = tmp_path / f"{name}.png"
         plot.png(timeline, path, width=640, **part)
         head = path.read_bytes()[:24]

@@ -1,5 +1,6 @@
 """Times, memory, bounds and costs."""
 
+import doctest
 import pickle
 from itertools import pairwise
 from pathlib import Path
@@ -176,3 +177,77 @@ def test_recorded_schedules_are_in_the_golden_file():
     lines = (Path(__file__).parent / "golden" / "zero_bubble.tsv").read_text().splitlines()
     algorithms = {line.split("\t")[0] for line in lines if not line.startswith("#")}
     assert {"cpsat_v1", "ref2_dualpipe_FBsum", "ref2_seq1f1b_k2", "sail_zbv"} <= algorithms
+
+
+FORMULAS = {
+    # name, vp: bubble in chunk-steps and most chunks of activations on a rank, for m = pp
+    ("no_pipelining", 1, 1): (0, 1),
+    ("hanayo", 2, 4): (4 * 3, 2 * 4),
+    ("hanayo", 2, 8): (4 * 7, 2 * 8),
+    ("hanayo", 4, 4): (13, 4 * 4),
+    ("hanayo", 4, 8): (30, 4 * 8),
+    ("chimera", 1, 4): (2 * 2, 4),
+    ("chimera", 1, 8): (6 * 2, 8),
+}
+
+
+@pytest.mark.parametrize(("name", "vp", "pp"), FORMULAS)
+def test_documented_formulas_are_simulated(name, vp, pp):
+    bubble, peak = FORMULAS[name, vp, pp]
+    timeline = pl.plan(name, pp=pp, vp=vp, num_microbatches=pp).simulate(pl.Costs())
+    assert timeline.makespan - 3 * vp * pp == bubble
+    peaks = [timeline.peak_memory(rank) for rank in range(pp)]
+    assert max(peaks) <= peak
+    if name == "chimera":
+        assert (peaks[0], peaks[-1], max(peaks)) == (pp // 2 + 1, pp // 2 + 1, peak)
+
+
+def test_parts_of_the_bubble_add_up_under_every_semantics():
+    plan = pl.plan("interleaved_1f1b", pp=4, vp=2, num_microbatches=8).lower("fifo")
+    costs = pl.Costs(forward=0.5, backward=1, latency=0.25)
+    for semantics in plan.semantics:
+        timeline = plan.simulate(costs, semantics)
+        for rank in range(4):
+            parts = timeline.bubble_parts(rank)
+            assert list(parts) == ["warmup", "steady", "cooldown", "transfer"]
+            assert sum(parts.values()) == timeline.makespan - timeline.work(rank)
+            assert min(parts.values()) >= 0
+            assert parts["transfer"] > 0
+    free = plan.simulate(pl.Costs())
+    assert all(free.bubble_parts(rank)["transfer"] == 0 for rank in range(4))
+    # The slow link is what costs: with it the steady phase is no longer idle-free.
+    with pytest.raises(pl.ConfigError):
+        free.bubble_parts(4)
+
+
+def test_the_path_through_a_busy_link_accounts_for_all_time():
+    plan = pl.plan("gpipe", pp=2, num_microbatches=4)
+    timeline = plan.simulate(pl.Costs(latency=5), link_contention=True)
+    path = [(timeline.start(r)[at], timeline.end(r)[at], r) for r, at in timeline.critical_path]
+    work = sum(end - start for start, end, _ in path)
+    waits = [later[0] - earlier[1] for earlier, later in pairwise(path)]
+    assert work + sum(waits) == timeline.makespan
+    assert all(wait % 5 == 0 for wait in waits)
+    assert max(waits) > 5  # a queue of messages, in one piece
+
+
+def test_the_slowest_stage_bounds_the_step():
+    """ai-dynamo/aiconfigurator PR#1459: an ideal speed-up of 8 was claimed."""
+    times = [3.153, *[3.150] * 6, 3.901]
+    plan = pl.plan("forward_only", pp=8, num_microbatches=1000)
+    timeline = plan.simulate(pl.Costs(forward=times))
+    assert sum(times) / len(times) / max(times) == pytest.approx(0.832, abs=1e-3)
+    assert timeline.makespan / 1000 == pytest.approx(3.901, rel=0.01)
+    assert 1000 * sum(times) / timeline.makespan == pytest.approx(6.65, rel=0.01)
+    assert timeline.lower_bound >= 1000 * 3.901
+    layout = pl.Layout.even(64, pp=6)
+    assert layout.load([1] * 64).bottleneck / (64 / 6) == pytest.approx(1.031, abs=1e-3)
+
+
+def test_the_documentation_runs():
+    page = Path(__file__).parent.parent / "docs" / "checking.md"
+    result = doctest.testfile(
+        str(page), module_relative=False, optionflags=doctest.NORMALIZE_WHITESPACE
+    )
+    assert result.attempted > 8
+    assert result.failed == 0

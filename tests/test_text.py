@@ -176,7 +176,19 @@ def test_damage_and_newer_versions_are_told(tmp_path, refused):
     refused(FileNotFoundError, lambda: pl.Plan.load(tmp_path / "none"), "none")
 
 
-@given(st.text(max_size=80))
+# Any text, and pieces of CSVs in any order, which get further into the reader.
+PIECES = st.builds(
+    lambda stage, kind, unit, end: f"{stage}{kind}{unit}{end}",
+    st.sampled_from(["", "0", "1", "2", "9", "4294967295", "("]),
+    st.sampled_from(
+        ["F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B", "UNSHARD", "REDUCE_GRAD"]
+    ),
+    st.sampled_from(["", "0", "1", "4294967296", "-1"]),
+    st.sampled_from([",", "\n", ",,", " ", ";", ")OVERLAP_F_B,", "\r\n", "\ufeff"]),
+)
+
+
+@given(st.text(max_size=80) | st.lists(PIECES, max_size=24).map("".join))
 @example("0F0\n\n")
 @example("\x00")
 def test_any_text_is_read_or_refused(text):

@@ -5,6 +5,8 @@ from typing import Any, Final, Literal, SupportsFloat, SupportsIndex, TypeAlias,
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeloom.profile import Profile
+
 _Number: TypeAlias = SupportsFloat | SupportsIndex
 _Numbers: TypeAlias = _Number | Sequence[_Number] | NDArray[Any]
 _Links: TypeAlias = _Number | Sequence[Sequence[_Number]] | NDArray[Any]
@@ -554,6 +556,22 @@ class Costs:
         memory_recompute: _Numbers = 0,
         static_memory: _Numbers = 0,
     ) -> Costs: ...
+    @staticmethod
+    def from_profile(profile: Profile | str | PathLike[str], /) -> Costs:
+        """The costs that a profiled run measured, in milliseconds.
+
+        Args:
+            profile: what `pipeloom train --profile` recorded: a `pipeloom.profile.Profile`, its
+                file, or the run's folder.
+
+        Returns:
+            Costs per stage and kind, and the latency of transfers. Memory is not measured.
+
+        Raises:
+            ParseError: if the file is no profile.
+            OSError: if it can't be read.
+        """
+
     @property
     def forward(self) -> Any:
         """Time of F."""
@@ -723,6 +741,7 @@ class Timeline:
         that waited for a busy link follows the op whose message found that link free.
         """
 
+    def _repr_svg_(self) -> str | None: ...
     @property
     def bounds(self) -> dict[str, float]:
         """Lower bounds on the makespan by name: work, drain, memory, round_trip.
@@ -896,6 +915,7 @@ class Plan:
             [0, 1, 0, 1]
         """
 
+    def _repr_svg_(self) -> str | None: ...
     def __eq__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
     def __reduce__(self) -> tuple[Any, ...]: ...
@@ -1082,7 +1102,14 @@ class Drawing:
     def predicted(timeline: Timeline, /, *, critical_path: bool = False) -> Drawing:
         """The drawing of a simulated plan, with its memory."""
 
-    def grid(self, part: _Part, *, width: SupportsIndex | None = None, color: bool = False) -> str:
+    def grid(
+        self,
+        part: _Part,
+        *,
+        width: SupportsIndex | None = None,
+        color: bool = False,
+        critical_path: bool = False,
+    ) -> str:
         """The grid of text; see `pipeloom.plot.grid`."""
 
     def svg(
@@ -1098,11 +1125,38 @@ class Drawing:
     def trace(self, part: _Part, *, microseconds_per_unit: SupportsIndex) -> str:
         """The Chrome trace; see `pipeloom.plot.trace`."""
 
-    def boxes(self, part: _Part, /) -> list[tuple[int, str, str, str, float, float, int]]:
-        """(rank, label, fill, ink, start, end, half) of each box.
+    @staticmethod
+    def stack(
+        drawings: Sequence[Drawing],
+        /,
+        *,
+        width: SupportsIndex | None = None,
+        memory: bool = False,
+        critical_path: bool = False,
+    ) -> str:
+        """Several pictures as one; see `pipeloom.plot.stacked`."""
+
+    def page_data(self) -> str:
+        """The drawing as JSON, for the interactive page."""
+
+    def memory_steps(self, rank: SupportsIndex, /) -> list[tuple[float, float]]:
+        """(time, memory) at each change of a rank's memory; empty if it is unknown."""
+
+    def _repr_svg_(self) -> str: ...
+    def boxes(
+        self, part: _Part, /, *, critical_path: bool = False
+    ) -> list[tuple[int, str, str, str, float, float, int, bool]]:
+        """(rank, label, fill, ink, start, end, half, critical) of each box.
 
         half is 0 for a whole row, 1 for its upper and 2 for its lower half.
         """
+
+    paper: Final[dict[str, str]]
+    """Colours of what is no op: idle, memory, memory line."""
+
+    @property
+    def pp(self) -> int:
+        """Number of ranks."""
 
     @property
     def legend(self) -> list[tuple[str, str]]:

@@ -18,17 +18,17 @@ Examples:
 
 from __future__ import annotations
 
-from html import escape
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pipeloom._core import ConfigError, Drawing
+from pipeloom import page
+from pipeloom._core import Drawing
+from pipeloom.figures import loss_curve, png
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from os import PathLike
+    from collections.abc import Sequence
     from typing import TypeAlias
 
-    from matplotlib.figure import Figure
     from numpy.typing import ArrayLike
 
     from pipeloom._core import Plan, Timeline
@@ -36,9 +36,10 @@ if TYPE_CHECKING:
     Window: TypeAlias = tuple[float | None, float | None]
     Ranks: TypeAlias = tuple[int, int]
 
-__all__ = ["grid", "html", "loss_curve", "measured", "png", "svg", "trace"]
+__all__ = ["grid", "html", "loss_curve", "measured", "png", "stacked", "svg", "trace"]
 
 NANOSECONDS_PER_S = 1_000_000_000
+NANOSECONDS_PER_MS = 1_000_000
 
 
 def measured(plan: Plan, start: Sequence[ArrayLike], end: Sequence[ArrayLike]) -> Drawing:
@@ -86,6 +87,7 @@ def grid(
     ranks: Ranks | None = None,
     width: int | None = None,
     color: bool = False,
+    critical_path: bool = False,
 ) -> str:
     """Draw a grid of text: a row a rank, time to the right.
 
@@ -95,6 +97,7 @@ def grid(
         ranks: Part of the ranks.
         width: Most characters of a row. None: as many as show each op.
         color: Add ANSI colours, of 24 bits.
+        critical_path: Mark the ops of the critical path.
 
     Returns:
         The text; its lines end in a line feed.
@@ -102,7 +105,9 @@ def grid(
     Raises:
         ConfigError: The window shows nothing, or the width is too small.
     """
-    return _drawing(what).grid((*window, ranks), width=width, color=color)
+    drawing = _drawing(what, critical_path=critical_path)
+    part = (*window, ranks)
+    return drawing.grid(part, width=width, color=color, critical_path=critical_path)
 
 
 def svg(
@@ -141,50 +146,76 @@ def svg(
     return drawing.svg((*window, ranks), width=width, memory=memory, critical_path=critical_path)
 
 
-def html(
-    what: Timeline | Drawing,
+def stacked(
+    drawn: Sequence[Timeline | Drawing],
     *,
-    window: Window = (None, None),
-    ranks: Ranks | None = None,
     width: int | None = None,
     memory: bool = False,
     critical_path: bool = False,
 ) -> str:
-    """Draw a page that holds the SVG picture; its boxes tell about themselves under the mouse.
+    """Draw several plans above each other as one SVG, to one scale of time.
 
     Args:
-        what: The timeline or drawing.
-        window: As for `svg`.
-        ranks: As for `svg`.
-        width: As for `svg`.
-        memory: As for `svg`.
-        critical_path: As for `svg`.
+        drawn: The timelines or drawings, in one unit of time.
+        width: Width in pixels. None: about 1,100.
+        memory: Draw memory where it is known.
+        critical_path: Outline the critical path where it is known.
 
     Returns:
-        The page's text.
+        The text of the picture.
 
     Raises:
-        ConfigError: As `svg`.
+        ConfigError: There is none, or one has more than 200,000 ops.
+
+    Examples:
+        >>> import pipeloom as pl
+        >>> times = [
+        ...     pl.plan(name, pp=2, num_microbatches=4).simulate(pl.Costs())
+        ...     for name in ("gpipe", "1f1b")
+        ... ]
+        >>> stacked(times).count("<g ")
+        2
+    """
+    drawings = [_drawing(what, critical_path=critical_path) for what in drawn]
+    return Drawing.stack(drawings, width=width, memory=memory, critical_path=critical_path)
+
+
+def html(
+    what: Timeline | Drawing | Mapping[str, Timeline | Drawing],
+    *,
+    window: Window = (None, None),
+    memory: bool = False,
+    critical_path: bool = False,
+    paired: bool = False,
+) -> str:
+    """Make one self-contained interactive page: zoom, pan, hover, follow a microbatch.
+
+    Args:
+        what: The timeline or drawing, or several by name: they share one axis of time.
+        window: Part of the time that it shows first.
+        memory: Whether it shows memory at first.
+        critical_path: Whether it outlines the critical path at first.
+        paired: Whether an op also tells how the same op of the other plans differs.
+
+    Returns:
+        The page's text; it loads nothing.
+
+    Raises:
+        ConfigError: A plan has more than a million ops.
 
     Examples:
         >>> import pipeloom as pl
         >>> html(pl.plan("1f1b", pp=2, num_microbatches=2).simulate(pl.Costs()))[:15]
         '<!DOCTYPE html>'
     """
-    drawing = _drawing(what, critical_path=critical_path)
-    picture = svg(
-        drawing,
-        window=window,
-        ranks=ranks,
-        width=width,
-        memory=memory,
-        critical_path=critical_path,
-    )
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f"<title>{escape(drawing.headline)}</title>\n"
-        "<style>body{margin:0;overflow-x:auto;background:#fff}rect:hover{opacity:.75}</style>\n"
-        f"</head>\n<body>\n{picture}</body>\n</html>\n"
+    named = what if isinstance(what, Mapping) else {"": what}
+    plans = []
+    for name, one in named.items():
+        drawing = _drawing(one, critical_path=True)
+        facts = {} if isinstance(one, Drawing) else {"gap to the lower bound": f"{one.gap:.1%}"}
+        plans.append((name or drawing.headline.partition("   ")[0], drawing, facts))
+    return page.assemble(
+        plans, view=window, memory=memory, critical_path=critical_path, paired=paired
     )
 
 
@@ -211,115 +242,3 @@ def trace(
         ConfigError: The window shows nothing or more than a million ops.
     """
     return _drawing(what).trace((*window, ranks), microseconds_per_unit=microseconds_per_unit)
-
-
-def _figure(width_px: float, height_px: float) -> Figure:
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError:
-        raise ConfigError(
-            "a PNG needs matplotlib, which is not installed\nhint: pip install 'pipeloom[plot]'"
-        ) from None
-    # A figure of its own touches neither pyplot's state nor a display.
-    return Figure(figsize=(width_px / 100, height_px / 100), dpi=100, layout="constrained")
-
-
-def png(
-    what: Timeline | Drawing,
-    path: str | PathLike[str],
-    *,
-    window: Window = (None, None),
-    ranks: Ranks | None = None,
-    width: int | None = None,
-) -> None:
-    """Draw a PNG picture with matplotlib (extra `plot`).
-
-    Args:
-        what: The timeline or drawing.
-        path: File to write.
-        window: Part of the time.
-        ranks: Part of the ranks.
-        width: Width in pixels. None: 1,200.
-
-    Raises:
-        ConfigError: matplotlib is not installed, or the window shows nothing or too much.
-    """
-    drawing = _drawing(what)
-    boxes = drawing.boxes((*window, ranks))
-    drawn: dict[tuple[int, int], list[Any]] = {}
-    for box in boxes:
-        drawn.setdefault((box[0], box[6]), []).append(box)
-    rows = sorted({rank for rank, _ in drawn}) or [0]
-    figure = _figure(width or 1200, 120 + 34 * len(rows))
-    axes = figure.subplots()
-    begin, end = _clipped(window, drawing.extent)
-    pixel = (end - begin) / ((width or 1200) - 80)
-    for (rank, half), some in drawn.items():
-        below, height = ((-0.4, 0.8), (0.0, 0.4), (-0.4, 0.4))[half]
-        axes.broken_barh(
-            [(left, right - left) for *_, left, right, _ in some],
-            (below - rank, height),
-            facecolors=[fill for _, _, fill, *_ in some],
-            edgecolor="white",
-            linewidth=[0.5 if right - left > 4 * pixel else 0 for *_, left, right, _ in some],
-        )
-        for _, label, _, ink, left, right, _ in some:
-            if right - left > 8 * len(label) * pixel:
-                middle = ((left + right) / 2, below - rank + height / 2)
-                axes.text(*middle, label, color=ink, ha="center", va="center", fontsize=8)
-    axes.set(xlim=(begin, end), ylim=(-rows[-1] - 0.6, -rows[0] + 0.6), xlabel="time")
-    axes.set_title(drawing.headline, loc="left", fontsize=10)
-    axes.set_yticks([-rank for rank in rows], [f"rank {rank}" for rank in rows])
-    axes.set_facecolor("#f0f0f0")
-    from matplotlib.patches import Patch
-
-    patches = [Patch(color=fill, label=name) for name, fill in drawing.legend]
-    figure.legend(handles=patches, loc="outside lower left", ncols=4, fontsize=8, frameon=False)
-    figure.savefig(path, format="png", metadata={"Software": None})
-
-
-def _clipped(window: Window, extent: tuple[float, float]) -> tuple[float, float]:
-    (begin, end), (first, last) = window, extent
-    return (
-        first if begin is None else max(begin, first),
-        last if end is None else min(end, last),
-    )
-
-
-def loss_curve(
-    losses: Mapping[str, tuple[Sequence[int], Sequence[float]]],
-    path: str | PathLike[str],
-    *,
-    title: str = "loss",
-    unit: str = "nats a token",
-) -> None:
-    """Draw loss curves with matplotlib (extra `plot`); the file's suffix chooses PNG or SVG.
-
-    Args:
-        losses: For each curve's name, its steps and its losses.
-        path: File to write, `.png` or `.svg`.
-        title: Title of the picture.
-        unit: Unit of the losses.
-
-    Raises:
-        ConfigError: matplotlib is not installed, or a curve has not one loss for each step.
-    """
-    for name, (steps, values) in losses.items():
-        if len(steps) != len(values):
-            raise ConfigError(
-                f"losses has {len(steps)} steps but {len(values)} losses for {name!r}"
-                "\nhint: give one loss for each step"
-            )
-    figure = _figure(800, 450)
-    axes = figure.subplots()
-    # Okabe and Ito's colours with line styles, so that colour is never the only difference.
-    styles = [("#0072b2", "-"), ("#d55e00", "--"), ("#009e73", ":"), ("#cc79a7", "-.")]
-    for at, (name, (steps, values)) in enumerate(losses.items()):
-        color, style = styles[at % len(styles)]
-        marker = "o" if len(steps) < 20 else None
-        axes.plot(steps, values, color=color, linestyle=style, marker=marker, ms=3, label=name)
-    axes.set(xlabel="step", ylabel=unit, title=title)
-    axes.grid(visible=True, color="#dddddd", linewidth=0.5)
-    if losses:
-        axes.legend(frameon=False)
-    figure.savefig(path)

@@ -72,6 +72,30 @@ def make_args(text, tmp_path):
     return make
 
 
+@pytest.fixture
+def require_sense():
+    """Checks that the times of a profile could be those of its plan."""
+
+    def check(profile, plan):
+        """Ops of a rank follow each other; an op starts after what it reads has ended."""
+        ends = {}
+        for step in profile.steps:
+            for rank in range(plan.pp):
+                times = zip(plan.ops(rank), step.start[rank], step.end[rank], strict=True)
+                for op, start, end in times:
+                    ends[op] = (start, end)
+                for (_, end), (start, _) in itertools.pairwise(
+                    zip(step.start[rank], step.end[rank], strict=True)
+                ):
+                    assert end <= start
+            for microbatch in range(plan.num_microbatches):
+                for stage in range(1, plan.num_stages):
+                    assert ends[f"{stage - 1}F{microbatch}"][1] <= ends[f"{stage}F{microbatch}"][0]
+                    assert ends[f"{stage}B{microbatch}"][1] <= ends[f"{stage - 1}B{microbatch}"][0]
+
+    return check
+
+
 def run_one(args, forward_step_func=forward_step):
     """Trains; what the run ended with, as plain values that go through a file."""
     result = pretrain(train_valid_test_datasets_provider, GPT, forward_step_func, args=args)

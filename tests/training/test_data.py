@@ -1,6 +1,7 @@
 """Text in, microbatches out: what is read, what is held out, and in which order."""
 
 import struct
+from argparse import Namespace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import pipeloom as pl
 from pipeloom.training.corpus import END_OF_DOCUMENT, load_corpus
 from pipeloom.training.data import TokenDataset, microbatches
 from pipeloom.training.errors import DataError
+from pipeloom.training.generate import run_generate
 
 
 def folder_of(tmp_path, **texts):
@@ -171,3 +173,14 @@ def test_labels_are_the_tokens_that_follow():
     assert (batch.step, batch.number) == (7, 0)
     assert batch.tokens.tolist() == [list(range(8, 16)), list(range(16, 24))]
     assert (batch.labels == batch.tokens + 1).all()
+
+
+def test_megatrons_pair_is_trained_and_sampled(tmp_path, make_args, run, capsys):
+    sequences = [np.arange(40) % 7 + start for start in range(30)]
+    result = run(make_args(data=(str(write_indexed(tmp_path, sequences)),), steps=2))
+    names = ("max_new_tokens", "temperature", "top_k", "seed")
+    words = dict(zip(names, (9, 0.8, 40, 1), strict=True))
+    run_generate(Namespace(checkpoint=result["folder"], device="cpu", prompt="", **words))
+    ids = [int(word) for word in capsys.readouterr().out.split()]
+    assert len(ids) == 9
+    assert max(ids) < 36

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import pipeloom as pl
+from pipeloom.profile import Profile
 from pipeloom.training.checkpoint import resolve_checkpoint
 from pipeloom.training.generate import load_model
 from pipeloom.training.pretrain import forward_step
@@ -23,6 +24,15 @@ def test_processes_train_the_model_that_one_process_trains(make_args, run, launc
     ours, theirs = (load_model(each["folder"]).model.state_dict() for each in (first, local))
     for name, value in theirs.items():
         torch.testing.assert_close(ours[name], value, rtol=1e-6, atol=1e-7)
+
+
+def test_processes_are_profiled_on_one_clock(make_args, run, launch, require_sense):
+    args = make_args(vp=2, steps=2, transport="torch", profile=True)
+    folder = launch(2, lambda: run(args))[0]["folder"]
+    profile = Profile.load(folder)
+    assert profile.side_by_side
+    assert len(profile.steps) == 2
+    require_sense(profile, args.make_plan())
 
 
 def test_a_checkpoint_of_processes_goes_on_in_one_process_and_back(make_args, run, launch):

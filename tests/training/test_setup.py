@@ -4,8 +4,10 @@ import argparse
 import importlib.util
 import io
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -207,6 +209,22 @@ def test_a_plan_file_and_what_it_says_itself_are_a_contradiction(tmp_path, words
     pl.plan("1f1b", pp=2, num_microbatches=4).lower("streams").save(tmp_path / "plan")
     with pytest.raises(pl.ConfigError, match=named):
         parse("--plan", str(tmp_path / "plan"), *words)
+
+
+GUIDE = Path(__file__).parents[2] / "docs" / "training.md"
+
+
+def test_the_guides_options_exist_and_its_file_is_read(tmp_path):
+    text = GUIDE.read_text()
+    parser = argparse.ArgumentParser()
+    add_train_arguments(parser)
+    known = {flag for action in parser._actions for flag in action.option_strings}
+    torchruns = {"--module", "--nproc-per-node", "--nnodes", "--node-rank", "--master-addr"}
+    others = {"--master-port", "--help", "--checkpoint", "--prompt", "--save"}
+    flags = set(re.findall(r"--[a-z][a-z-]+", text))
+    assert flags - torchruns - others <= known
+    (tmp_path / "run.toml").write_text(re.search(r"```toml\n(.*?)```", text, re.S)[1])
+    assert parse("--config", str(tmp_path / "run.toml"), "--lr", "1e-3").schedule == "zb_v"
 
 
 def test_tensorboard_that_is_not_installed_is_told_with_the_line_that_installs_it(monkeypatch):

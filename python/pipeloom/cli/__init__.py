@@ -20,7 +20,7 @@ from pipeloom.cli.interrupt import prompt_interrupts
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["COMMANDS", "main"]
+__all__ = ["COMMANDS", "main", "parser_of"]
 
 COMMANDS = {
     "plan": "print every rank's order; save, lower or export it",
@@ -32,6 +32,7 @@ COMMANDS = {
     "train": "train a pipeline-parallel GPT on real text",
     "generate": "sample text from a trained GPT",
     "fuzz": "hunt wrong plans over random configurations",
+    "completion": "print completion for bash, zsh or fish",
     "bench": "time generation, lowering, check and simulation of one shape",
 }
 """Each command and what it does, in the order of the help."""
@@ -85,6 +86,17 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
             module.add_arguments(command)
             command.epilog = f"examples:\n{module.EXAMPLES}"
             command.set_defaults(run=module.run)
+    return parser
+
+
+def parser_of(command: str) -> argparse.ArgumentParser:
+    """Make the parser of one command.
+
+    Raises:
+        ConfigError: The command needs an extra that is not installed.
+    """
+    parser = argparse.ArgumentParser(prog=f"pipeloom {command}")
+    importlib.import_module(f"pipeloom.cli.{command}").add_arguments(parser)
     return parser
 
 

@@ -1,4 +1,4 @@
-"""`pipeloom bench`: what planning one shape takes on this machine."""
+"""`pipeloom bench`: what planning one shape, and running it, takes on this machine."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ __all__ = ["EXAMPLES", "add_arguments", "run"]
 EXAMPLES = """\
   pipeloom bench interleaved_1f1b --pp 128 --vp 4 -m 1024
   pipeloom bench zb_h1 --pp 16 -m 256 --repeat 10 --json
+  pipeloom bench zb_v --pp 4 -m 16 --step
 """
 
 
@@ -33,6 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(backend=None, prefetch=None)
     parser.add_argument(
         "--repeat", type=int, default=5, metavar="N", help="runs of each; the best counts"
+    )
+    parser.add_argument(
+        "--step",
+        action="store_true",
+        help="also run a training step of next to no computation, all ranks in this process",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -66,6 +72,8 @@ def run(arguments: argparse.Namespace) -> int:
         "check all that is promised": (lowered.check, lowered.num_ops),
         "simulate": (lambda: plan.simulate(costs), plan.num_ops),
     }
+    if arguments.step:
+        steps["run tiny stages"] = (_tiny_step(plan), plan.num_ops)
     best = {
         name: min(_timed(step) for _ in range(arguments.repeat))
         for name, (step, _) in steps.items()
@@ -82,6 +90,26 @@ def run(arguments: argparse.Namespace) -> int:
     ]
     print(options.table([("STEP", "OPS", "MS", "NS AN OP"), *lines], right=[1, 2, 3]))
     return 0
+
+
+def _tiny_step(plan: pl.Plan) -> Callable[[], object]:
+    """A step whose time is the runtime's own, but for the smallest of matrix products."""
+    import torch
+
+    from pipeloom.runtime import Pipeline, PipelineError
+
+    def loss_of(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return (output - target).sum()
+
+    stages = [torch.nn.Linear(16, 16) for _ in range(plan.num_stages)]
+    data = [torch.zeros(1, 16) for _ in range(plan.num_microbatches)]
+    pipeline = Pipeline(plan, stages, loss_of, boundary_shape=(1, 16))
+    run = pipeline.evaluate if plan.forward_only else pipeline.step
+    try:
+        run(data, data)  # compiles the plan
+    except PipelineError as error:
+        raise pl.ConfigError(str(error)) from error
+    return lambda: run(data, data)
 
 
 def _timed(step: Callable[[], object]) -> float:

@@ -7,9 +7,11 @@ chunks run the same model: with `vp` chunks each takes a `vp`-th of them.
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pipeloom as pl
+from pipeloom import plot
 from pipeloom.cli import options
 
 if TYPE_CHECKING:
@@ -21,6 +23,8 @@ EXAMPLES = """\
   pipeloom compare --pp 4 -m 8
   pipeloom compare 1f1b zb_h1 interleaved_1f1b --pp 8 --vp 2 -m 32
   pipeloom compare --pp 4 -m 8 --forward 1 --backward-input 1.2 --backward-weight 0.8 --json
+  pipeloom compare --all --pp 8 --vp 2 -m 32 --memory-limit 9
+  pipeloom compare 1f1b zb_h1 --pp 4 -m 8 --html both.html --svg both.svg
 
 Costs are of one rank's whole share of the model: a schedule with vp chunks has a vp-th each.
 """
@@ -37,6 +41,7 @@ _SHARED = (
     "memory_backward_input",
     "memory_backward_weight",
 )
+_LISTED_RANKS = 16
 _DEFAULTS = {
     "forward": 1,
     "backward_input": 1,
@@ -51,7 +56,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("schedule", nargs="*", help="names of schedules (default: all)")
     options.add_shape_arguments(parser)
     options.add_cost_arguments(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--all", action="store_true", help="all schedules, as without names")
+    parser.add_argument(
+        "--memory-limit",
+        type=options.cost,
+        metavar="X",
+        help="leave out what needs more memory: one number, or one a rank",
+    )
+    form = parser.add_argument_group("output", "a table, or files; - is stdout")
+    form.add_argument("--svg", type=Path, metavar="FILE", help="write the plans, one scale of time")
+    form.add_argument("--html", type=Path, metavar="FILE", help="write an interactive page of them")
+    form.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -68,17 +83,45 @@ def run(arguments: argparse.Namespace) -> int:
                 f"--{name.replace('_', '-')} is a list, but schedules differ in their stages"
                 "\nhint: give one number: the cost of one rank's whole share of the model"
             )
+    if arguments.all and arguments.schedule:
+        raise pl.ConfigError("--all and names are both given\nhint: leave one of them out")
     names = arguments.schedule or [name for name in known if name != "forward_only"]
-    rows = [_row(known[name], shape, values) for name in dict.fromkeys(names)]
-    rows.sort(key=lambda row: (row["makespan"] is None, row["makespan"]))
+    limit = _limit(arguments.memory_limit, shape["pp"])
+    made = [_simulated(known[name], shape, values) for name in dict.fromkeys(names)]
+    made = [_within(entry, limit) for entry in made]
+    made.sort(key=lambda entry: (entry.timeline is None, entry.makespan))
+    drawn = {entry.name: entry.timeline for entry in made if entry.timeline is not None}
+    if (arguments.svg or arguments.html) and not drawn:
+        raise pl.ConfigError(
+            "no schedule can be drawn: "
+            + "; ".join(f"{e.name}: {e.reason}" for e in made)
+            + "\nhint: change the shape or the memory limit"
+        )
+    if arguments.svg is not None:
+        picture = plot.stacked(list(drawn.values()), memory=True, critical_path=True)
+        options.write(arguments.svg, picture)
+    if arguments.html is not None:
+        options.write(arguments.html, plot.html(drawn, memory=True, critical_path=True))
     if arguments.json:
-        options.print_json(rows)
-    else:
-        _print(rows)
+        options.print_json([_row(entry) for entry in made])
+    elif arguments.svg is None and arguments.html is None:
+        _print([_row(entry) for entry in made])
     return 0
 
 
-def _row(schedule: pl.Schedule, shape: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+class _Entry(NamedTuple):
+    """A schedule with its prediction, or why it has none."""
+
+    name: str
+    timeline: pl.Timeline | None
+    reason: str | None = None
+
+    @property
+    def makespan(self) -> float:
+        return 0.0 if self.timeline is None else self.timeline.makespan
+
+
+def _simulated(schedule: pl.Schedule, shape: dict[str, Any], values: dict[str, Any]) -> _Entry:
     # An option that another schedule needs is left out where it has no use.
     optional = set(shape) - {"pp", "num_microbatches", "placement", "vp"}
     own = {k: v for k, v in shape.items() if k not in optional or k in schedule.arguments}
@@ -86,20 +129,67 @@ def _row(schedule: pl.Schedule, shape: dict[str, Any], values: dict[str, Any]) -
         own.pop("vp", None)
     try:
         plan = pl.plan(schedule.name, **own)
-        timeline = plan.simulate(pl.Costs(**_share(values, plan.vp)))
+        return _Entry(schedule.name, plan.simulate(pl.Costs(**_share(values, plan.vp))))
     except pl.PlanError as error:
         reason, _, _ = str(error).partition("\n")
-        return {"schedule": schedule.name, "makespan": None, "reason": reason}
+        return _Entry(schedule.name, None, reason)
+
+
+def _limit(given: Any, pp: int) -> list[float] | None:
+    """The memory limit of each rank."""
+    if given is None:
+        return None
+    limits = given if isinstance(given, list) else [given] * pp
+    if len(limits) != pp or any(isinstance(limit, list) for limit in limits):
+        raise pl.ConfigError(
+            f"--memory-limit has {len(limits)} entries, but pp={pp}"
+            "\nhint: give one number, or one a rank: 8,8,6,6"
+        )
+    return limits
+
+
+def _within(entry: _Entry, limits: list[float] | None) -> _Entry:
+    """The entry, or why it needs too much memory."""
+    if entry.timeline is None or limits is None:
+        return entry
+    for rank, limit in enumerate(limits):
+        peak = entry.timeline.peak_memory(rank)
+        if peak > limit:
+            reason = f"rank {rank} needs {peak:g} of memory, above the limit of {limit:g}"
+            return _Entry(entry.name, None, reason)
+    return entry
+
+
+def _row(entry: _Entry) -> dict[str, Any]:
+    timeline = entry.timeline
+    if timeline is None:
+        return {"schedule": entry.name, "makespan": None, "reason": entry.reason}
+    plan = timeline.plan
     return {
-        "schedule": schedule.name,
+        "schedule": entry.name,
         "vp": plan.vp,
         "makespan": timeline.makespan,
+        "span": timeline.span,
         "bubble_ratio": timeline.bubble_ratio,
         "bubble_span": timeline.bubble_span,
         "gap": timeline.gap,
-        "peak_memory": max(timeline.peak_memory(rank) for rank in range(plan.pp)),
+        "transfers": _num_transfers(plan),
+        "peak_memory": [timeline.peak_memory(rank) for rank in range(plan.pp)],
         "reason": None,
     }
+
+
+def _num_transfers(plan: pl.Plan) -> int:
+    """Messages between ranks: one forward and one backward where the next stage is elsewhere."""
+    per_replica = plan.num_stages // plan.num_replicas
+    ranks = [rank for rank, _ in plan.stages]
+    crossings = sum(
+        ranks[stage] != ranks[stage + 1]
+        for stage in range(plan.num_stages - 1)
+        if (stage + 1) % per_replica
+    )
+    units = plan.num_microbatches * plan.num_seq_pieces // plan.num_replicas
+    return crossings * units * (1 if plan.forward_only else 2)
 
 
 def _share(values: dict[str, Any], chunks: int) -> dict[str, Any]:
@@ -117,20 +207,29 @@ def _share(values: dict[str, Any], chunks: int) -> dict[str, Any]:
 
 def _print(rows: list[dict[str, Any]]) -> None:
     made = [row for row in rows if row["makespan"] is not None]
-    head = ("SCHEDULE", "VP", "MAKESPAN", "BUBBLE", "GAP", "PEAK MEMORY")
+    heads = ("SCHEDULE", "VP", "MAKESPAN", "SPAN", "BUBBLE", "GAP", "TRANSFERS", "PEAK MEMORY")
     lines = [
         (
             row["schedule"],
             str(row["vp"]),
             f"{row['makespan']:g}",
+            f"{row['span']:g}",
             f"{row['bubble_ratio']:.1%}",
             f"{row['gap']:.1%}",
-            f"{row['peak_memory']:g}",
+            str(row["transfers"]),
+            _peaks(row["peak_memory"]),
         )
         for row in made
     ]
     if made:
-        print(options.table([head, *lines], right=range(1, 6)))
+        print(options.table([heads, *lines], right=range(1, 7)))
+        print("gap: how far the makespan is above a bound that no order of these ops can beat")
     for row in rows:
         if row["makespan"] is None:
             print(f"{row['schedule']}: {row['reason']}")
+
+
+def _peaks(peaks: list[float]) -> str:
+    if len(peaks) <= _LISTED_RANKS:
+        return " ".join(f"{peak:g}" for peak in peaks)
+    return f"{min(peaks):g} to {max(peaks):g} a rank"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,14 +21,17 @@ __all__ = [
     "add_lower_arguments",
     "add_plan_arguments",
     "add_shape_arguments",
+    "cost",
     "cost_values",
     "costs_of",
     "naming",
     "plan_of",
+    "plans_for_costs",
     "print_json",
     "read_plan",
     "shape_of",
     "table",
+    "write",
 ]
 
 STYLES = ("auto", "even_odd", "batched", "fifo", "streams")
@@ -106,6 +110,19 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
         "--plan", type=Path, metavar="FILE", help="a saved plan, or PyTorch's CSV, instead"
     )
     add_shape_arguments(parser)
+    group = parser.add_argument_group("what the schedule must fit")
+    group.add_argument(
+        "--layout",
+        metavar="TEXT",
+        help="layers of each stage, as in 'Et*3|(tt|)*29,m|L'; refused if its ranks or chunks "
+        "are not the schedule's",
+    )
+    group.add_argument(
+        "--memory-limit",
+        type=cost,
+        metavar="X",
+        help="memory of each rank, one number or one a rank (schedules found by search)",
+    )
 
 
 def add_lower_arguments(parser: argparse.ArgumentParser) -> None:
@@ -179,7 +196,7 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
             "with --plan"
         )
     if arguments.plan is not None:
-        for name in _SHAPE_OPTIONS:
+        for name in (*_SHAPE_OPTIONS, "layout", "memory_limit"):
             if _is_given(name, getattr(arguments, name)):
                 option = "--" + name.replace("_", "-")
                 raise pl.ConfigError(
@@ -187,12 +204,32 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
                 )
         plan = read_plan(arguments.plan)
     else:
-        plan = pl.plan(arguments.schedule, **shape_of(arguments))
+        plan = pl.plan(arguments.schedule, **shape_of(arguments), **_fitting(arguments))
     style = getattr(arguments, "lower", None)
     if style is None:
         return plan
     given = {"backend": arguments.backend, "prefetch": arguments.prefetch}
     return plan.lower(style, **{name: value for name, value in given.items() if value is not None})
+
+
+def _fitting(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Give the arguments of `pipeloom.plan` that say what the plan must fit."""
+    fitting: dict[str, Any] = {}
+    if arguments.memory_limit is not None:
+        fitting["memory_limit"] = arguments.memory_limit
+    if arguments.layout is not None:
+        pp, vp = arguments.pp, arguments.vp
+        fitting["layout"] = pl.Layout.from_string(arguments.layout, pp=pp, vp=vp)
+    if plans_for_costs(arguments) and hasattr(arguments, "costs"):
+        fitting["costs"] = costs_of(arguments)
+    return fitting
+
+
+def plans_for_costs(arguments: argparse.Namespace) -> bool:
+    """Say whether the schedule is found by search for the costs that simulation takes."""
+    return any(
+        row.name == arguments.schedule and "costs" in row.arguments for row in pl.schedules()
+    )
 
 
 def _number(text: str) -> float:
@@ -202,7 +239,7 @@ def _number(text: str) -> float:
         return float(text)
 
 
-def _cost(text: str) -> float | list[float] | list[list[float]]:
+def cost(text: str) -> float | list[float] | list[list[float]]:
     """Read `1`, `1,2.5` (one a stage or rank) or `0,1;1,0` (a matrix by rank)."""
     try:
         rows = [[_number(word) for word in row.split(",")] for row in text.split(";")]
@@ -226,7 +263,7 @@ def add_cost_arguments(parser: argparse.ArgumentParser) -> None:
     )
     for name, text in _COSTS.items():
         option = "--" + name.replace("_", "-")
-        group.add_argument(option, dest=f"cost_{name}", type=_cost, metavar="X", help=text)
+        group.add_argument(option, dest=f"cost_{name}", type=cost, metavar="X", help=text)
 
 
 def costs_of(arguments: argparse.Namespace) -> Costs:
@@ -261,6 +298,14 @@ def _read_costs(path: Path) -> dict[str, Any]:
     if unknown:
         raise pl.ParseError(f"{path} has unknown costs: {unknown}\nhint: {hint}")
     return values
+
+
+def write(path: Path, text: str) -> None:
+    """Write text to a file, or to stdout if it is `-`."""
+    if str(path) == "-":
+        sys.stdout.write(text)
+    else:
+        path.write_text(text, encoding="utf-8", newline="\n")
 
 
 def print_json(value: object) -> None:

@@ -25,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     options.add_plan_arguments(parser)
     options.add_lower_arguments(parser)
+    options.add_cost_arguments(parser)
     output = parser.add_argument_group("output")
     output.add_argument("--rank", type=int, metavar="R", help="only this rank's order")
     output.add_argument("--save", type=Path, metavar="FILE", help="save the plan instead")
@@ -36,6 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the plan as text, CSV or JSON, or save it."""
     plan = options.plan_of(arguments)
+    if options.cost_values(arguments) and not options.plans_for_costs(arguments):
+        raise pl.ConfigError(
+            "costs have no use here: this plan does not depend on them"
+            "\nhint: leave them out, or see `pipeloom simulate`"
+        )
     if arguments.save is not None:
         with options.naming(arguments.save):
             plan.save(arguments.save)

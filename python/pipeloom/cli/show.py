@@ -1,16 +1,14 @@
-"""`pipeloom show`: draw a plan."""
+"""`pipeloom show`: draw a plan, or a profiled run below its plan."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any
 
 import pipeloom as pl
 from pipeloom import plot
 from pipeloom.cli import options, simulate
+from pipeloom.cli.terminal import print_grids
 
 if TYPE_CHECKING:
     import argparse
@@ -22,7 +20,9 @@ EXAMPLES = """\
   pipeloom show zb_h1 --pp 4 -m 8 --svg plan.svg --memory
   pipeloom show 1f1b --pp 64 -m 512 --from 0 --to 200 --ranks 0:8
   pipeloom show 1f1b --pp 4 -m 8 --lower streams --latency 0.2 --trace trace.json
+  pipeloom show runs/train-1 --html run.html
 
+The last draws a run of `pipeloom train --profile`: plan and reality, and how each op differs.
 Open a trace in https://ui.perfetto.dev or chrome://tracing.
 """
 
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="colour the grid (auto: in a terminal, unless NO_COLOR is set)",
     )
     form.add_argument("--memory", action="store_true", help="draw memory below each rank")
-    form.add_argument("--critical-path", action="store_true", help="outline the critical path")
+    form.add_argument("--critical-path", action="store_true", help="mark the critical path")
     form.add_argument(
         "--time-unit",
         choices=tuple(_MICROSECONDS),
@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 _WHAT = {
     "svg": "an SVG picture",
-    "html": "a page with the picture",
+    "html": "an interactive page: zoom, hover, follow a microbatch",
     "png": "a PNG picture (needs matplotlib)",
     "trace": "a Chrome trace",
 }
@@ -72,49 +72,41 @@ _WHAT = {
 
 def run(arguments: argparse.Namespace) -> int:
     """Draw the plan into the terminal or into files."""
+    if _names_a_run(arguments.schedule):
+        from pipeloom.cli import show_run
+
+        return show_run.run(arguments)
     plan = options.plan_of(arguments)
     timeline = plan.simulate(
         options.costs_of(arguments),
         semantics=arguments.semantics,
         link_contention=arguments.link_contention,
     )
-    window = (arguments.begin, arguments.end)
-    ranks = _ranks(arguments.ranks)
     if arguments.json:
         options.print_json(_times(plan, timeline))
         return 0
-    drawn = False
-    for name, draw in (("svg", plot.svg), ("html", plot.html)):
-        path = getattr(arguments, name)
-        if path is not None:
-            text = draw(
-                timeline,
-                window=window,
-                ranks=ranks,
-                width=arguments.width,
-                memory=arguments.memory,
-                critical_path=arguments.critical_path,
-            )
-            _write(path, text)
-            drawn = True
+    window = (arguments.begin, arguments.end)
+    part: dict[str, Any] = {"window": window, "ranks": _ranks(arguments.ranks)}
+    look = {"memory": arguments.memory, "critical_path": arguments.critical_path}
+    files = (arguments.svg, arguments.html, arguments.png, arguments.trace)
+    if files == (None,) * len(files):
+        return _print_grid(arguments, timeline, part)
+    if arguments.svg is not None:
+        text = plot.svg(timeline, **part, **look, width=arguments.width)
+        options.write(arguments.svg, text)
+    if arguments.html is not None:
+        options.write(arguments.html, plot.html(timeline, window=window, **look))
     if arguments.png is not None:
-        plot.png(timeline, arguments.png, window=window, ranks=ranks, width=arguments.width)
-        drawn = True
+        plot.png(timeline, arguments.png, **part, **look, width=arguments.width)
     if arguments.trace is not None:
         unit = _MICROSECONDS[arguments.time_unit]
-        text = plot.trace(timeline, window=window, ranks=ranks, microseconds_per_unit=unit)
-        _write(arguments.trace, text)
-        drawn = True
-    if not drawn:
-        _print_grid(arguments, timeline, window, ranks)
+        options.write(arguments.trace, plot.trace(timeline, **part, microseconds_per_unit=unit))
     return 0
 
 
-def _write(path: Path, text: str) -> None:
-    if str(path) == "-":
-        sys.stdout.write(text)
-    else:
-        path.write_text(text, encoding="utf-8", newline="\n")
+def _names_a_run(word: str | None) -> bool:
+    """Say whether the first word is a run's folder or profile, not a schedule."""
+    return word is not None and (Path(word).is_dir() or word.endswith(".json"))
 
 
 def _ranks(text: str | None) -> tuple[int, int] | None:
@@ -148,33 +140,6 @@ def _order(plan: pl.Plan, timeline: pl.Timeline, rank: int) -> list[dict[str, ob
     ]
 
 
-def _wants_color(choice: str, output: TextIO) -> bool:
-    if choice != "auto":
-        return choice == "always"
-    return output.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-
-
-def _print_grid(
-    arguments: argparse.Namespace,
-    timeline: pl.Timeline,
-    window: tuple[float | None, float | None],
-    ranks: tuple[int, int] | None,
-) -> None:
-    terminal = sys.stdout.isatty()
-    width = arguments.width
-    if width is None and terminal:
-        width = shutil.get_terminal_size().columns
-    color = _wants_color(arguments.color, sys.stdout)
-    text = plot.grid(timeline, window=window, ranks=ranks, width=width, color=color)
-    if color and terminal and arguments.color == "auto":
-        # rich knows how many colours the terminal has, and turns ours into those.
-        try:
-            from rich.console import Console
-            from rich.text import Text
-        except ModuleNotFoundError:
-            text = plot.grid(timeline, window=window, ranks=ranks, width=width)
-        else:
-            console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
-            console.print(Text.from_ansi(text), end="")
-            return
-    sys.stdout.write(text)
+def _print_grid(arguments: argparse.Namespace, timeline: pl.Timeline, part: dict[str, Any]) -> int:
+    print_grids([timeline], arguments, **part, critical_path=arguments.critical_path)
+    return 0

@@ -4,6 +4,7 @@ Nothing here is imported by `import pipeloom`, so that the planner works without
 """
 
 from pipeloom.runtime.batches import split_batch
+from pipeloom.runtime.delay import DelayedTransport
 from pipeloom.runtime.errors import (
     AgreementError,
     BoundaryError,
@@ -21,6 +22,7 @@ from pipeloom.runtime.gradients import (
 from pipeloom.runtime.local import LocalTransport
 from pipeloom.runtime.pipeline import Pipeline, place_chunks
 from pipeloom.runtime.step import StepResult, bubble_ratio
+from pipeloom.runtime.threads import ThreadedTransport
 from pipeloom.runtime.transport import Boundary, Channel, Key, Transport
 
 __all__ = [
@@ -28,6 +30,7 @@ __all__ = [
     "Boundary",
     "BoundaryError",
     "Channel",
+    "DelayedTransport",
     "Key",
     "LocalTransport",
     "PeerLost",
@@ -35,6 +38,7 @@ __all__ = [
     "PipelineError",
     "PipelineTimeout",
     "StepResult",
+    "ThreadedTransport",
     "TiedWeight",
     "Transport",
     "bubble_ratio",

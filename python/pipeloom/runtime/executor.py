@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.autograd import _profiler_enabled  # type: ignore[attr-defined]
+from torch.autograd.profiler import record_function
 
 from pipeloom.runtime.backward import (
     SplitBackward,
@@ -66,6 +68,8 @@ class StepOptions:
     """Whether to keep the last stage's outputs."""
     on_gradients_ready: Callable[[int, int], None] | None = None
     """Called with (rank, chunk) right after the chunk's last backward of the step."""
+    order: str = "plan"
+    """`"plan"`: as planned. `"ready"`: ops whose input has arrived first (`runtime.ready`)."""
 
 
 class RankExecutor:
@@ -114,8 +118,7 @@ class RankExecutor:
         shape_of = self._shape_of
         announce = shape_of is None
         inbox, gradients, outbox = self._inbox, self._gradients, self._outbox
-        record = self._options.record
-        start = 0.0
+        compute = self._named_compute if _profiler_enabled() else self._compute
         for op in self.program.instructions:
             self.at = op
             action = op.action
@@ -123,7 +126,7 @@ class RankExecutor:
                 transport.send(op.channel, op.key, outbox[op.cell], announce=announce)  # type: ignore[arg-type]
                 outbox[op.cell] = None
                 continue
-            table = inbox if op.kind in _FORWARD_KINDS else gradients
+            table = inbox if op.reads_inbox else gradients
             if action == RECV:
                 shape = shape_of(op.key) if shape_of is not None else None
                 table[op.cell] = transport.recv(op.channel, op.key, shape, dtype)  # type: ignore[arg-type]
@@ -131,22 +134,29 @@ class RankExecutor:
             source = table[op.cell]
             table[op.cell] = None
             if op.received:
+                self.waiting_for = source
                 if not source.ready():
-                    self.waiting_for = source
                     yield source
-                    self.waiting_for = None
+                self.waiting_for = None
                 source = source.take()
-            if record:
-                start = perf_counter()
-            if action == RUN_FORWARD:
-                self._forward(op, source)
-            elif action == RUN_WEIGHT_HALF:
-                self._weight_half(op)
-            else:
-                self._backward(op, source)
-            if record:
-                self.events.append(Event(self.rank, op.position, op.text, start, perf_counter()))
+            compute(op, source)
         self.at = None
+
+    def _named_compute(self, op: Instruction, source: Any) -> None:
+        with record_function(f"rank {self.rank} {op.text}"):
+            self._compute(op, source)
+
+    def _compute(self, op: Instruction, source: Any) -> None:
+        """Run a compute op on its input: a tensor, or None where it is data, a loss or a graph."""
+        start = perf_counter() if self._options.record else 0.0
+        if op.action == RUN_FORWARD:
+            self._forward(op, source)
+        elif op.action == RUN_WEIGHT_HALF:
+            self._weight_half(op)
+        else:
+            self._backward(op, source)
+        if self._options.record:
+            self.events.append(Event(self.rank, op.position, op.text, start, perf_counter()))
 
     def _forward(self, op: Instruction, stage_input: Any) -> None:
         cell = op.cell
@@ -288,9 +298,6 @@ class RankExecutor:
             f"{place} and waits for {what} of microbatch {op.microbatch} "
             f"({op.stage}{word}{op.microbatch}) from rank {peer}"
         )
-
-
-_FORWARD_KINDS = frozenset((0, 5))  # F and RECV_F read and fill the inbox
 
 
 def _open(stage_input: Any) -> Tensor | tuple[Tensor, ...]:

@@ -107,6 +107,9 @@ class Pipeline:
         data_parallel_group: Ranks that run the same stage on other data.
         fingerprint: What all ranks must agree on beside plan, shapes and versions, such as the
             layout and the model's sizes, by name.
+        order: `"plan"`: each rank runs its ops as planned. `"ready"`: the plan is a hint; a rank
+            runs the first op whose input has arrived, within the plan's memory (docs/runtime.md).
+            Losses and gradients are the same.
 
     Examples:
         >>> import pipeloom as pl, torch
@@ -133,7 +136,13 @@ class Pipeline:
         count: Callable[[Any], int] = torch.numel,
         data_parallel_group: ProcessGroup | None = None,
         fingerprint: Mapping[str, str] | None = None,
+        order: str = "plan",
     ) -> None:
+        if order not in ("plan", "ready"):
+            raise PipelineError(
+                with_hint(f"order={order!r} is unknown", 'give order="plan" or order="ready"')
+            )
+        self.order = order
         self.transport: Transport = LocalTransport(plan.pp) if transport is None else transport
         if self.transport.pp != plan.pp:
             raise PipelineError(
@@ -199,6 +208,7 @@ class Pipeline:
             boundary=self.boundary,
             record=record,
             on_gradients_ready=on_gradients_ready,
+            order=self.order,
         )
         return self._run(compiled, options, parts, goals, stage_inputs)
 
@@ -231,7 +241,10 @@ class Pipeline:
         compiled = self._compile(plan, forward_only=True)
         parts, goals = self._parts(compiled, batch, targets, needs_targets=not keep_outputs)
         options = StepOptions(
-            loss_scale=self._scale(goals), boundary=self.boundary, keep_outputs=keep_outputs
+            loss_scale=self._scale(goals),
+            boundary=self.boundary,
+            keep_outputs=keep_outputs,
+            order=self.order,
         )
         with torch.no_grad():
             return self._run(compiled, options, parts, goals, stage_inputs)

@@ -64,6 +64,8 @@ class Instruction:
     """SEND and RECV: the lane."""
     key: Key = NO_KEY
     """The message that a transfer moves, or that the op's result becomes."""
+    reads_inbox: bool = False
+    """F and RECV_F read and fill the table of activations, others that of gradients."""
 
     @property
     def text(self) -> str:
@@ -214,6 +216,7 @@ class _Compiler:
                 microbatch=microbatch,
                 cell=self._cell(stage, microbatch),
                 kind=kind,
+                reads_inbox=kind in (_F, _RECV_F),
             )
             if kind == _F:
                 order.setdefault(chunk, []).append(microbatch)

@@ -11,6 +11,7 @@ import contextlib
 import os
 import queue
 import secrets
+import select
 import socket
 import struct
 import sys
@@ -29,7 +30,7 @@ from pipeloom.runtime.structure import from_message
 from pipeloom.runtime.transport import BACKWARD, FORWARD, Channel, Key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from torch import Tensor
     from torch._C._distributed_c10d import Store
@@ -131,9 +132,10 @@ def _after(parts: tuple[memoryview, ...], sent: int) -> tuple[memoryview, ...]:
 class SocketReceiver:
     """The receiving end: messages are read in the channel's order by whoever waits for one."""
 
-    def __init__(self, channel: Channel, connection: socket.socket) -> None:
+    def __init__(self, channel: Channel, connection: socket.socket, limit_s: float) -> None:
         self.channel = channel
         self._connection = connection
+        self._limit_s = limit_s
         self._posted: deque[_SocketRecv] = deque()
         self._header = bytearray(_HEADER.size)
 
@@ -163,6 +165,22 @@ class SocketReceiver:
             self._fill(_bytes_of(tensor), deadline)
             head.tensor = tensor
             self._posted.popleft()
+
+    def arrived(self, handle: _SocketRecv) -> bool:
+        """Whether the message has come; one that has begun to come is read to its end."""
+        while handle.tensor is None:
+            try:
+                self._connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return False
+            except OSError as error:
+                raise TransferBroken(str(error)) from error
+            self.read_up_to(self._posted[0], self._limit_s)
+        return True
+
+    def fileno(self) -> int:
+        """For `poll`."""
+        return self._connection.fileno()
 
     def _fill(self, view: memoryview, deadline: float) -> None:
         while len(view):
@@ -195,10 +213,18 @@ class _SocketRecv:
         self._receiver = receiver
 
     def ready(self) -> bool:
-        return self.tensor is not None
+        return self.tensor is not None or self._receiver.arrived(self)
 
     def wait(self, limit_s: float) -> None:
         self._receiver.read_up_to(self, limit_s)
+
+    def wait_any(self, handles: Sequence[_SocketRecv], limit_s: float) -> None:
+        """Wait until one of the handles has something to read."""
+        poll = select.poll()
+        for handle in handles:
+            poll.register(handle._receiver, select.POLLIN)
+        if not poll.poll(limit_s * 1000):
+            raise TransferTimeout("nothing came")
 
     def take(self) -> Any:
         tensor = self.tensor
@@ -267,7 +293,7 @@ class SocketHub:
             if channel.source == self._rank
         }
         receivers = {
-            channel: SocketReceiver(channel, self._accept(channel))
+            channel: SocketReceiver(channel, self._accept(channel), self._timeout_s)
             for channel in channels
             if channel.destination == self._rank
         }

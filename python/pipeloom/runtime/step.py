@@ -13,6 +13,7 @@ from pipeloom.runtime.data_parallel import ChunkReduction
 from pipeloom.runtime.errors import PipelineError, with_hint
 from pipeloom.runtime.executor import Event, ForwardFn, RankExecutor, StepOptions
 from pipeloom.runtime.gradients import GradientStash, reduce_tied_gradients
+from pipeloom.runtime.ready import ReadyExecutor
 from pipeloom.runtime.replicas import replica_weights, share_losses
 
 if TYPE_CHECKING:
@@ -118,6 +119,7 @@ def run_step(
         )
     transport.open(compiled.channels)
     count = training and loss_scale is None
+    executor = ReadyExecutor if options.order == "ready" else RankExecutor
     models = models or {}
     copies = replica_weights(compiled.plan, models) if training and models else []
     reduction = ChunkReduction(models if training else {})
@@ -125,7 +127,7 @@ def run_step(
         options, on_gradients_ready=_chain(reduction.chunk_ready, options.on_gradients_ready)
     )
     executors = [
-        RankExecutor(program, transport, forwards[rank], options, training=training)
+        executor(program, transport, forwards[rank], options, training=training)
         for rank, program in compiled.programs.items()
     ]
     everything = [p for chunks in models.values() for chunk in chunks for p in chunk.parameters()]

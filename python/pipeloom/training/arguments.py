@@ -116,6 +116,7 @@ class TrainingArguments:
     save_interval: int = _option(50, "steps between checkpoints; 0: only at the end")
     eval_interval: int = _option(0, "steps between evaluations; 0: only at the end")
     eval_microbatches: int = _option(16, "microbatches of an evaluation")
+    profile: bool = _option(False, "record each op's times on every rank, for `pipeloom show RUN`")
     log_interval: int = _option(10, "steps between lines where there is no progress bar")
     tensorboard: bool = _option(False, "also write TensorBoard's event files, to OUT/tensorboard")
 

@@ -211,15 +211,19 @@ def require_whole(path: Path) -> TrainState:
     Raises:
         CheckpointError: A file is missing or has changed; the hint names the checkpoint before.
     """
-    earlier = newest_whole(path.parent, before=path)
-    go_on = "start a new run" if earlier is None else f"go on from the one before: {earlier}"
     try:
         state = read_state(path)
+        faults = damaged_files(path, state.checksums)
+        if not faults:
+            return state
+        what = f"{path} is damaged: {'; '.join(faults)}"
     except CheckpointError as error:
-        raise CheckpointError(str(error).split("\nhint: ")[0], go_on) from error
-    if faults := damaged_files(path, state.checksums):
-        raise CheckpointError(f"{path} is damaged: {'; '.join(faults)}", go_on)
-    return state
+        what = str(error).split("\nhint: ")[0]
+    earlier = newest_whole(path.parent, before=path)
+    raise CheckpointError(
+        what,
+        "start a new run" if earlier is None else f"go on from the one before: {earlier}",
+    )
 
 
 def resolve_checkpoint(path: str | Path) -> Path:

@@ -90,4 +90,6 @@ def _print_result(result: TrainingResult, *, as_json: bool) -> None:
     if result.plan_picture is not None:
         print(f"plan           {result.plan_picture}")
     print(f"trace          {result.trace}  (open in ui.perfetto.dev)")
+    if result.profile is not None:
+        print(f"profile        {result.profile}  (pipeloom show {result.folder})")
     print(f"sample text    pipeloom generate --checkpoint {result.folder}")

@@ -31,7 +31,11 @@ class StepRecord:
     tokens_per_s: float | None = None
     """Tokens trained on in a second."""
     bubble: float | None = None
-    """Share of the pipeline's time in which a rank has nothing to do, 0..1."""
+    """Share of the step in which even the busiest rank has nothing to do, 0..1."""
+    bubbles: list[float] | None = None
+    """Of each rank, the share of the step in which it runs no op, 0..1."""
+    waits_s: list[float] | None = None
+    """Of each rank, the seconds between its first and last op in which it runs none."""
 
     def text(self, steps: int) -> str:
         """The record in one line."""

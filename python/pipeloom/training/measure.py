@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -60,12 +60,21 @@ def predecessor(stage: int, kind: str, microbatch: int, num_stages: int) -> str 
     return None
 
 
-def side_by_side(events: Iterable[OpEvent], num_stages: int) -> float:
-    """Seconds that a step would take if its ranks ran side by side and messages took no time.
+class Timed(NamedTuple):
+    """An op with times of our own."""
 
-    In one process ranks take turns, so the step's own time says nothing of the pipeline. Each op
-    keeps its measured duration and its place in its rank's order, and starts when its rank is free
-    and its input is there.
+    rank: int
+    op: str
+    start: float
+    end: float
+
+
+def replay(events: Iterable[OpEvent], num_stages: int) -> list[Timed]:
+    """The ops as if ranks ran side by side and messages took no time, from 0 s on.
+
+    In one process ranks take turns, so their times say nothing of the pipeline. Each op keeps its
+    measured duration and its place in its rank's order, and starts when its rank is free and its
+    input is there.
     """
     queues: dict[int, list[OpEvent]] = defaultdict(list)
     for event in sorted(events, key=lambda event: event.start):
@@ -73,6 +82,7 @@ def side_by_side(events: Iterable[OpEvent], num_stages: int) -> float:
     ends: dict[str, float] = {}
     free = dict.fromkeys(queues, 0.0)
     position = dict.fromkeys(queues, 0)
+    replayed: list[Timed] = []
     moved = True
     while moved:
         moved = False
@@ -82,17 +92,37 @@ def side_by_side(events: Iterable[OpEvent], num_stages: int) -> float:
                 needed = predecessor(*split_op(event.op), num_stages)
                 if needed is not None and needed not in ends:
                     break
-                ready = 0.0 if needed is None else ends[needed]
-                free[rank] = max(free[rank], ready) + event.end - event.start
-                ends[event.op] = free[rank]
+                begin = max(free[rank], 0.0 if needed is None else ends[needed])
+                free[rank] = ends[event.op] = begin + event.end - event.start
+                replayed.append(Timed(rank, event.op, begin, free[rank]))
                 position[rank] += 1
                 moved = True
-    return max(free.values(), default=0.0)
+    return replayed
+
+
+def side_by_side(events: Iterable[OpEvent], num_stages: int) -> float:
+    """Seconds that a step would take if its ranks ran side by side and messages took no time."""
+    return max((timed.end for timed in replay(events, num_stages)), default=0.0)
+
+
+def work_and_waiting(events: Iterable[OpEvent]) -> dict[int, tuple[float, float]]:
+    """Of each rank, seconds of its ops, and seconds between its first and last that were idle.
+
+    Examples:
+        >>> work_and_waiting([Timed(0, "0F0", 1.0, 2.0), Timed(0, "0B0", 5.0, 7.0)])
+        {0: (3.0, 3.0)}
+    """
+    own: dict[int, list[OpEvent]] = defaultdict(list)
+    for event in events:
+        own[event.rank].append(event)
+    found = {}
+    for rank, some in sorted(own.items()):
+        work = sum(event.end - event.start for event in some)
+        span = max(event.end for event in some) - min(event.start for event in some)
+        found[rank] = (work, max(0.0, span - work))
+    return found
 
 
 def busiest(events: Iterable[OpEvent]) -> float:
     """Seconds of work of the rank that worked most."""
-    work: dict[int, float] = defaultdict(float)
-    for event in events:
-        work[event.rank] += event.end - event.start
-    return max(work.values(), default=0.0)
+    return max((work for work, _ in work_and_waiting(events).values()), default=0.0)

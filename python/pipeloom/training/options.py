@@ -20,6 +20,7 @@ FREE_TO_CHANGE = frozenset(
     {
         *("steps", "device", "transport", "data", "out", "resume", "save_interval"),
         *("eval_interval", "eval_microbatches", "log_interval", "timeout_s", "tensorboard"),
+        "profile",
         *("pp", "vp", "schedule", "layout_text", "plan", "microbatch_group_size", "recompute"),
         *("num_microbatches_with_partial_activation_checkpoints", "p2p"),
         # As long as their product stays: so many microbatches make a step.

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from pipeloom.profile import FILE as PROFILE_FILE
 from pipeloom.training import artifacts, checkpoint
 from pipeloom.training.errors import CheckpointError
 from pipeloom.training.log import RunLog, StepRecord, read_losses
@@ -42,6 +43,7 @@ class TrainingResult:
     loss_curve: list[Path]
     plan_picture: Path | None
     trace: Path | None
+    profile: Path | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The result as JSON can hold it."""
@@ -53,6 +55,7 @@ class TrainingResult:
             "loss_curve": [str(path) for path in self.loss_curve],
             "plan_picture": None if self.plan_picture is None else str(self.plan_picture),
             "trace": None if self.trace is None else str(self.trace),
+            "profile": None if self.profile is None else str(self.profile),
         }
 
 
@@ -161,15 +164,27 @@ def _train(trainer: Trainer, folder: Path) -> TrainingResult:
     shown = trainer.events if session.pipeline == 0 else ()
     events = [event for part in session.processes.gather(shown) for event in part]
     curve: list[Path] = []
-    picture = trace = None
+    picture = trace = profile = None
     unit = "byte" if args.is_bytes else "token"
     if session.is_first:
         curve = artifacts.draw_loss_curve(records, folder, unit=unit)
         picture = artifacts.draw_plan(trainer.plan, folder / "plan.svg")
         if events:
             trace = artifacts.write_trace(events, trainer.plan, folder / "trace.json")
+        if trainer.profiler is not None:
+            profile = folder / PROFILE_FILE
+            trainer.profiler.profile.save(profile)
     return TrainingResult(
-        folder, saved, records, valid_loss, args.is_bytes, session.is_first, curve, picture, trace
+        folder,
+        saved,
+        records,
+        valid_loss,
+        args.is_bytes,
+        session.is_first,
+        curve,
+        picture,
+        trace,
+        profile,
     )
 
 

@@ -17,7 +17,8 @@ from pipeloom.training import checkpoint
 from pipeloom.training.data import Microbatch, TokenDataset, microbatches
 from pipeloom.training.errors import CheckpointError, DivergedError
 from pipeloom.training.log import StepRecord
-from pipeloom.training.measure import busiest, side_by_side
+from pipeloom.training.measure import replay, work_and_waiting
+from pipeloom.training.profiling import StepProfiler
 from pipeloom.training.setup import all_chunks, parameters_of, setup_model_and_optimizer
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ class Trainer:
         # False while the optimizer writes: a checkpoint of that moment would be of no step.
         self.is_whole = True
         self.events: Sequence[OpEvent] = ()
+        self.profiler = StepProfiler(self.plan, session) if args.profile else None
         self.last_checkpoint: Path | None = None
         self.tied = self._tied_weights()
 
@@ -172,6 +174,8 @@ class Trainer:
             self.plan, self.train_data, first_sample=self.consumed_samples, forward_only=False
         )
         ran = time.perf_counter()
+        if self.profiler is not None:
+            self.profiler.take(self.step + 1, self.events)
         self._reduce_over_pipelines()
         reduce_tied_gradients(self.tied, transport)
         bound = args.clip_grad if args.clip_grad > 0 else math.inf
@@ -192,7 +196,7 @@ class Trainer:
             lr=lr,
             grad_norm=norm,
             tokens_per_s=args.tokens_per_step / (time.perf_counter() - begin),
-            bubble=self._bubble(ran - begin),
+            **self._idle(ran - begin),
         )
 
     def _reduce_over_pipelines(self) -> None:
@@ -222,15 +226,23 @@ class Trainer:
             f"lower --lr (now {self.args.lr}); last good checkpoint: {kept or 'none yet'}",
         )
 
-    def _bubble(self, seconds: float) -> float:
-        """Share of the step in which the busiest rank had nothing to do."""
-        work = busiest(self.events)
+    def _idle(self, seconds: float) -> dict[str, Any]:
+        """The record's numbers of idle time, for a step that took so long."""
         if self.session.processes.count == 1:
-            span = side_by_side(self.events, self.plan.num_stages)
+            # Ranks took turns.
+            events: Sequence[OpEvent] = replay(self.events, self.plan.num_stages)
+            seconds = max((event.end for event in events), default=0.0)
         else:
-            both = self.session.processes.gather((work, seconds))
-            work, span = max(pair[0] for pair in both), max(pair[1] for pair in both)
-        return 1.0 - work / span if span > 0 else 0.0
+            events = self.events
+        own = work_and_waiting(events) if self.session.pipeline == 0 else {}
+        parts = self.session.processes.gather((seconds, own))
+        span = max(part[0] for part in parts)
+        ranks = sorted(pair for _, own in parts for pair in own.items())
+        if span <= 0:
+            return {}
+        bubbles = [1.0 - work / span for _, (work, _) in ranks]
+        waits = [waiting for _, (_, waiting) in ranks]
+        return {"bubble": min(bubbles, default=0.0), "bubbles": bubbles, "waits_s": waits}
 
     def evaluate(self) -> float:
         """Mean loss of held-out tokens, the same ones each time; training state is untouched."""

@@ -44,6 +44,7 @@ pub mod op;
 pub mod order;
 pub mod p2p_order;
 pub mod plan;
+mod rank_ops;
 pub mod recompute;
 pub mod render;
 pub mod schedules;

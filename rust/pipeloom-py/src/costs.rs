@@ -176,6 +176,14 @@ impl Costs {
         Ok((PyTuple::empty(py), self.arguments(py)?))
     }
 
+    /// The costs that a profiled run measured: `pipeloom.profile` knows how.
+    #[staticmethod]
+    #[pyo3(signature = (profile, /))]
+    fn from_profile<'py>(profile: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        let module = profile.py().import("pipeloom.profile")?;
+        module.call_method1("measured_costs", (profile,))
+    }
+
     /// Only what differs from the defaults.
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         let plain = Self(pipeloom_core::cost::Costs::default()).arguments(py)?;

@@ -300,6 +300,11 @@ impl Plan {
         detach(py, || Ok(pipeloom_core::render::grid::of_plan(&self.0)))
     }
 
+    /// The picture in a notebook, at unit costs; None where `print` shows no grid.
+    fn _repr_svg_(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        detach(py, || Ok(pipeloom_core::render::svg::of_plan(&self.0)))
+    }
+
     fn __repr__(&self) -> String {
         self.0.describe()
     }

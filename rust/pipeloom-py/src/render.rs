@@ -1,11 +1,13 @@
 //! Class `Drawing`: pictures of a plan with times.
 
+use std::collections::BTreeMap;
+
 use numpy::PyReadonlyArray1;
 use pipeloom_core::error::Error;
 use pipeloom_core::render::grid::{GridOptions, grid};
-use pipeloom_core::render::svg::{SvgOptions, svg};
+use pipeloom_core::render::svg::{SvgOptions, stack, svg};
 use pipeloom_core::render::trace::{TraceOptions, trace};
-use pipeloom_core::render::{self, Half, Window, boxes};
+use pipeloom_core::render::{self, Half, Window, boxes, page, palette};
 use pyo3::prelude::*;
 
 use crate::convert;
@@ -61,13 +63,14 @@ impl Drawing {
         Ok(Self(drawing))
     }
 
-    #[pyo3(signature = (part, *, width=None, color=false))]
+    #[pyo3(signature = (part, *, width=None, color=false, critical_path=false))]
     fn grid(
         &self,
         py: Python<'_>,
         part: Part,
         width: Option<&Bound<'_, PyAny>>,
         color: bool,
+        critical_path: bool,
     ) -> PyResult<String> {
         let width = width
             .map(|width| convert::count("width", width))
@@ -76,6 +79,7 @@ impl Drawing {
             window: self.window(part)?,
             width: width.map(|width| width as usize),
             color,
+            critical_path,
         };
         detach(py, || grid(&self.0, &options))
     }
@@ -101,6 +105,60 @@ impl Drawing {
         detach(py, || svg(&self.0, &options))
     }
 
+    /// Several pictures above each other, to one scale of time.
+    #[staticmethod]
+    #[pyo3(signature = (drawings, /, *, width=None, memory=false, critical_path=false))]
+    fn stack(
+        py: Python<'_>,
+        drawings: Vec<PyRef<'_, Self>>,
+        width: Option<&Bound<'_, PyAny>>,
+        memory: bool,
+        critical_path: bool,
+    ) -> PyResult<String> {
+        let options = SvgOptions {
+            window: Window::default(),
+            width: width
+                .map(|width| convert::count("width", width))
+                .transpose()?,
+            memory,
+            critical_path,
+        };
+        let drawings: Vec<&render::Drawing> = drawings.iter().map(|it| &it.0).collect();
+        detach(py, || stack(&drawings, &options))
+    }
+
+    /// The drawing as JSON, for the interactive page.
+    fn page_data(&self, py: Python<'_>) -> PyResult<String> {
+        detach(py, || page::data(&self.0))
+    }
+
+    /// (time, memory) at each change of a rank's memory, from the first op on; empty if unknown.
+    #[allow(clippy::cast_precision_loss)] // for a picture
+    #[pyo3(signature = (rank, /))]
+    fn memory_steps(&self, rank: &Bound<'_, PyAny>) -> PyResult<Vec<(f64, f64)>> {
+        let rank = convert::rank(rank)?;
+        let Some(lane) = self.0.lanes.get(rank.index()) else {
+            return Err(to_py(Error::config(
+                format!("rank {rank} is out of range for pp={}", self.0.lanes.len()),
+                "count ranks from 0",
+            )));
+        };
+        if lane.peak_memory.is_none() {
+            return Ok(Vec::new());
+        }
+        let memory = |ticks: i64| ticks as f64 / self.0.memory_ticks_per_unit as f64;
+        let first = (self.0.begin(), lane.base_memory);
+        let steps = std::iter::once(first).chain(lane.memory_steps());
+        Ok(steps
+            .map(|(at, level)| (self.time(at), memory(level)))
+            .collect())
+    }
+
+    /// The picture in a notebook.
+    fn _repr_svg_(&self, py: Python<'_>) -> PyResult<String> {
+        detach(py, || svg(&self.0, &SvgOptions::default()))
+    }
+
     #[pyo3(signature = (part, *, microseconds_per_unit))]
     fn trace(
         &self,
@@ -116,10 +174,16 @@ impl Drawing {
         detach(py, || trace(&self.0, &options))
     }
 
-    /// What pictures outside the core need: (rank, label, fill, ink, start, end, half) of each
-    /// box; half is 0 for a whole row, 1 for its upper and 2 for its lower half.
-    #[pyo3(signature = (part, /))]
-    fn boxes(&self, py: Python<'_>, part: Part) -> PyResult<Vec<BoxRow>> {
+    /// What pictures outside the core need: (rank, label, fill, ink, start, end, half,
+    /// critical) of each box; half is 0 for a whole row, 1 for its upper and 2 for its lower half.
+    #[pyo3(signature = (part, /, *, critical_path=false))]
+    fn boxes(&self, py: Python<'_>, part: Part, critical_path: bool) -> PyResult<Vec<BoxRow>> {
+        if critical_path && self.0.critical_path.is_empty() {
+            return Err(to_py(Error::config(
+                "critical_path=True, but this drawing knows no critical path",
+                "draw a simulated plan, or leave critical_path out",
+            )));
+        }
         let window = self.window(part)?;
         let boxes = detach(py, || boxes::boxes(&self.0, &window))?;
         let row = |painted: boxes::PaintedBox| {
@@ -130,7 +194,17 @@ impl Drawing {
             };
             let (fill, ink) = (painted.fill.to_string(), painted.fill.ink().to_string());
             let (start, end) = (self.time(painted.start), self.time(painted.end));
-            (painted.rank.0, painted.label, fill, ink, start, end, half)
+            let critical = critical_path && painted.critical;
+            (
+                painted.rank.0,
+                painted.label,
+                fill,
+                ink,
+                start,
+                end,
+                half,
+                critical,
+            )
         };
         Ok(boxes.into_iter().map(row).collect())
     }
@@ -140,6 +214,26 @@ impl Drawing {
     fn legend(&self) -> Vec<(&'static str, String)> {
         let rows = boxes::legend(&self.0).into_iter();
         rows.map(|(name, fill)| (name, fill.to_string())).collect()
+    }
+
+    /// Colours of what is no op.
+    #[classattr]
+    fn paper() -> BTreeMap<&'static str, String> {
+        let colors = [
+            ("idle", palette::BUBBLE),
+            ("memory", palette::MEMORY_FILL),
+            ("memory line", palette::MEMORY),
+        ];
+        colors
+            .into_iter()
+            .map(|(name, color)| (name, color.to_string()))
+            .collect()
+    }
+
+    /// Number of ranks.
+    #[getter]
+    fn pp(&self) -> u32 {
+        self.0.shape.pp()
     }
 
     /// Schedule, shape, makespan, bubble, peak memory.
@@ -160,7 +254,7 @@ impl Drawing {
 }
 
 /// One box of a picture.
-type BoxRow = (u32, String, String, String, f64, f64, u8);
+type BoxRow = (u32, String, String, String, f64, f64, u8, bool);
 
 impl Drawing {
     /// Ticks in the caller's unit.

@@ -2,6 +2,8 @@
 
 use numpy::IntoPyArray;
 use pipeloom_core::cost::Number;
+use pipeloom_core::render::Drawing;
+use pipeloom_core::render::svg::{SvgOptions, svg};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -151,6 +153,18 @@ impl Timeline {
     #[getter]
     fn gap(&self, py: Python<'_>) -> PyResult<f64> {
         detach(py, || Ok(self.0.gap()))
+    }
+
+    /// The picture in a notebook, with memory; None if there are too many ops.
+    fn _repr_svg_(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        let options = SvgOptions {
+            memory: true,
+            ..SvgOptions::default()
+        };
+        detach(py, || {
+            let drawing = Drawing::predicted(&self.0)?;
+            Ok(svg(&drawing, &options).ok())
+        })
     }
 
     fn __repr__(&self) -> String {

@@ -98,6 +98,34 @@ impl Structure<'_> {
         }
     }
 
+    /// Of a forward-only plan: nothing but plain forwards.
+    fn no_backwards(&mut self, place: (Rank, usize), backward: Op, marks: u16) {
+        let at = |structure: &Self, kind| {
+            let op = Op { kind, ..backward };
+            let found = structure.position(place.0, op);
+            (op, (place.0, found.unwrap_or(place.1)))
+        };
+        for kind in OpKind::ALL
+            .into_iter()
+            .filter(|&kind| marks & BACKWARDS & bit(kind) != 0)
+        {
+            let (op, place) = at(self, kind);
+            let message = format!("{op} is a backward in a forward-only plan");
+            self.report("exactly_once", place, op, message, "leave it out");
+        }
+        if marks & RECOMPUTED_FORWARD != 0 {
+            let (op, place) = at(self, OpKind::Forward);
+            let message = format!("{op} is marked as recomputed, but has no backward");
+            self.report(
+                "recompute",
+                place,
+                op,
+                message,
+                "forwards alone keep nothing",
+            );
+        }
+    }
+
     fn backwards(&mut self, place: (Rank, usize), backward: Op, marks: u16) {
         let has = |kind| marks & bit(kind) != 0;
         let (full, input, weight) = (
@@ -112,14 +140,7 @@ impl Structure<'_> {
         };
         let rank = place.0;
         if self.program.forward_only {
-            for kind in OpKind::ALL
-                .into_iter()
-                .filter(|&kind| marks & BACKWARDS & bit(kind) != 0)
-            {
-                let (op, place) = at(self, kind);
-                let message = format!("{op} is a backward in a forward-only plan");
-                self.report("exactly_once", place, op, message, "leave it out");
-            }
+            self.no_backwards(place, backward, marks);
             return;
         }
         let hint = "a backward is one B, or one I and one W";

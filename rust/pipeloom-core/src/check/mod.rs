@@ -18,6 +18,8 @@
 
 mod cells;
 mod channels;
+#[cfg(test)]
+mod naive;
 mod progress;
 mod render;
 mod structure;

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::cost::Costs;
-use crate::engine::naive;
+use crate::engine::naive as machine;
 use crate::engine::samples::{self, Rng};
 use crate::ids::{Stage, Unit};
 use crate::op::{Flags, Op, OpKind};
@@ -45,6 +45,14 @@ fn plan(vp: u32, m: u32, orders: &[&str]) -> Plan {
     let shape = Shape::new(pp, vp, m, 1, Placement::Loop).unwrap();
     Plan::held("test", shape, ranks(orders))
 }
+
+fn shaped(pp: u32, m: u32, pieces: u32, placement: &Placement, orders: &[&str]) -> Plan {
+    let shape = Shape::new(pp, 1, m, pieces, placement.clone()).unwrap();
+    Plan::held("test", shape, ranks(orders))
+}
+
+/// Right but for one forward: stages 0 and 1 run microbatch 0, stages 2 and 3 microbatch 1.
+const TWO_REPLICAS: &[&str] = &["0F0 3F1 3B1 0B0 0F1", "2F1 1F0 1B0 2B1"];
 
 fn lowered(vp: u32, m: u32, orders: &[&str]) -> Plan {
     plan(vp, m, orders).with_transfers(Style::Streams, ranks(orders))
@@ -93,11 +101,26 @@ fn each_rule_has_a_smallest_plan_that_breaks_it_alone() {
         ("data_flow", plan(1, 1, &["0F0 0W0 0I0"])),
         ("data_flow", plan(2, 1, &["1F0 0F0 1B0 0B0"])),
         ("recompute", plan(1, 1, &["0F0r 0B0"])),
+        ("recompute", plan(1, 1, &["0F0r"])),
         ("recompute", plan(1, 1, &["0F0 0I0r 0W0"])),
         ("recompute", plan(1, 1, &["0F0 0I0 0W0r"])),
         ("pair", plan(1, 1, &["0F0< 0B0"])),
         ("pair", plan(1, 2, &["0F0< 0F1> 0B0 0B1"])),
         ("pair", plan(1, 1, &["0F0 0B0>"])),
+        // Rules of replicas and of pieces: the other replica's microbatch; a piece before the
+        // one that it reads.
+        (
+            "placement",
+            shaped(2, 2, 1, &Placement::Bidirectional, TWO_REPLICAS),
+        ),
+        (
+            "data_flow",
+            shaped(1, 1, 2, &Placement::Loop, &["0F1 0F0 0B1 0B0"]),
+        ),
+        (
+            "data_flow",
+            shaped(1, 1, 2, &Placement::Loop, &["0F0 0F1 0B0 0B1"]),
+        ),
         (
             "progress",
             plan(2, 1, &["0F0 2F0 0B0 2B0", "1F0 3F0 3B0 1B0"]),
@@ -240,31 +263,74 @@ proptest! {
         prop_assert!(report.ok(), "{}", report);
     }
 
-    /// Whatever is done to a plan: no panic, and a pass only if the slow machine runs all of it.
     #[test]
-    fn mutants_are_judged_like_the_slow_machine_does(seed: u64) {
-        let mut rng = Rng(seed);
-        let original = if rng.below(2) == 0 { samples::plan(&mut rng) } else { samples::lowered(&mut rng) };
-        let plan = samples::mutate(&mut rng, &original);
-        let report = check(&plan, Some(&Semantics::ALL));
-        prop_assert!(!report.to_string().is_empty());
-        let in_range = report.violations.iter().all(|violation| violation.rule != "placement");
-        prop_assume!(in_range);
-        let ticks = Costs::default().ticks(plan.shape()).unwrap();
-        for progress in &report.progress {
-            let Some(progresses) = progress.progresses else { continue };
-            if !report.violations.iter().all(|violation| violation.rule == "progress") {
-                continue;
-            }
-            let slow = naive::run(&plan, &ticks, progress.semantics);
-            let buffered = progress.semantics == Semantics::Buffered;
-            let ran = slow.iter().zip(plan.materialize()).all(|(times, ops)| {
-                times.iter().zip(&ops.ops).all(|(time, op)| time.is_some() || (buffered && !op.kind.is_compute()))
-            });
-            prop_assert_eq!(progresses, ran, "{}", progress.semantics);
-            let told = report.violations.iter().chain(&report.unpromised);
-            let name = format!("deadlock under {}", progress.semantics);
-            prop_assert!(progresses || told.into_iter().any(|v| v.message.starts_with(&name)));
-        }
+    fn mutants_are_judged_like_the_slow_checkers_do(seed: u64) {
+        judge(seed);
     }
+}
+
+/// The same for a million plans (or `PIPELOOM_CASES`), for `make test-deep`.
+#[test]
+#[ignore = "takes minutes"]
+fn a_million_mutants_are_judged_like_the_slow_checkers_do() {
+    let count = std::env::var("PIPELOOM_CASES").map_or(1_000_000, |text| text.parse().unwrap());
+    let mut judged = [0_u64; 3];
+    for seed in 0..count {
+        judged[usize::from(judge(seed))] += 1;
+    }
+    // Broken; stuck; right.
+    assert!(judged.iter().all(|&kind| kind > count / 50), "{judged:?}");
+}
+
+/// Whatever is done to a plan: no panic, the rules that the slow checker finds broken, and
+/// progress where the slow machine runs all of it, under one semantics. Tells 0 if a rule is broken,
+/// 1 if it gets stuck, else 2.
+fn judge(seed: u64) -> u8 {
+    let mut rng = Rng(seed);
+    let original = if rng.below(2) == 0 {
+        samples::plan(&mut rng)
+    } else {
+        samples::lowered(&mut rng)
+    };
+    let plan = if rng.below(8) == 0 {
+        original
+    } else {
+        samples::mutate(&mut rng, &original)
+    };
+    let report = check(&plan, Some(&Semantics::ALL));
+    assert!(!report.to_string().is_empty());
+    let broken = report
+        .violations
+        .iter()
+        .any(|violation| violation.rule != "progress");
+    assert_eq!(broken, !naive::is_sound(&plan), "seed {seed}: {report}");
+    if broken {
+        return 0;
+    }
+    let ticks = Costs::default().ticks(plan.shape()).unwrap();
+    let told = report
+        .progress
+        .iter()
+        .filter(|progress| progress.progresses.is_some());
+    let told: Vec<_> = told.collect();
+    let progress = told[rng.below(told.len())];
+    let slow = machine::run(&plan, &ticks, progress.semantics);
+    let buffered = progress.semantics == Semantics::Buffered;
+    let ran = slow.iter().zip(plan.materialize()).all(|(times, ops)| {
+        let mut rows = times.iter().zip(&ops.ops);
+        rows.all(|(time, op)| time.is_some() || (buffered && !op.kind.is_compute()))
+    });
+    assert_eq!(
+        progress.progresses,
+        Some(ran),
+        "seed {seed}: {}",
+        progress.semantics
+    );
+    let mut told = report.violations.iter().chain(&report.unpromised);
+    let name = format!("deadlock under {}", progress.semantics);
+    assert!(
+        ran || told.any(|v| v.message.starts_with(&name)),
+        "seed {seed}"
+    );
+    1 + u8::from(ran)
 }

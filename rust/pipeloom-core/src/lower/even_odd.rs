@@ -8,7 +8,8 @@ use crate::error::Result;
 use crate::ids::{Rank, Stage};
 use crate::op::{Flags, Op, OpKind};
 use crate::p2p_order::place;
-use crate::plan::{Plan, RankOps, join};
+use crate::plan::Plan;
+use crate::rank_ops::{RankOps, join};
 use crate::shape::Placement;
 
 pub(super) fn lower(plan: &Plan) -> Result<Vec<RankOps>> {

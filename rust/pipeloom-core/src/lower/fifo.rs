@@ -14,7 +14,8 @@ use super::unit_time::ends;
 use crate::error::Result;
 use crate::ids::Rank;
 use crate::op::{Flags, Op, OpKind};
-use crate::plan::{Plan, RankOps, join};
+use crate::plan::Plan;
+use crate::rank_ops::{RankOps, join};
 
 /// Transfers in one global order, each a group of its own.
 pub(super) fn lower(plan: &Plan) -> Result<Vec<RankOps>> {

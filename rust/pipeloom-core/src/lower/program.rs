@@ -2,7 +2,7 @@
 
 use super::links::{Links, NONE};
 use crate::op::{Op, OpKind};
-use crate::plan::{RankOps, join};
+use crate::rank_ops::{RankOps, join};
 
 /// A rank's program under construction.
 pub(super) struct Program {

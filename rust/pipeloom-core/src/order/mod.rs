@@ -101,15 +101,17 @@ impl RankOrder {
     }
 
     /// Adds a stream whose ops carry marks.
+    ///
+    /// # Panics
+    /// If there are 256 streams already, which is a fault of the family's rule.
     pub fn marked_stream(&mut self, kind: OpKind, flags: Flags, sequence: Sequence) -> u8 {
         self.streams.push(Stream {
             kind,
             flags,
             sequence,
         });
-        #[allow(clippy::cast_possible_truncation)] // a family has a handful of streams
-        let number = (self.streams.len() - 1) as u8;
-        number
+        let number = u8::try_from(self.streams.len() - 1);
+        number.expect("a family has a handful of streams, whatever the shape")
     }
 
     /// Appends `repeats` rounds of `pattern`. Nothing is added for zero rounds.

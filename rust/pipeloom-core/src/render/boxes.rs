@@ -1,5 +1,7 @@
 //! The boxes of a picture as data, for renderers outside the core.
 
+use std::collections::BTreeSet;
+
 use super::palette::{self, Color};
 use super::svg::MAX_OPS;
 use super::{COMPUTE_KINDS, Drawing, Half, Window, half_of_pair, kind_name};
@@ -21,6 +23,8 @@ pub struct PaintedBox {
     pub end: i64,
     /// Which half of the row it takes; none: all of it.
     pub half: Option<Half>,
+    /// Whether it is on the critical path, if the drawing knows that.
+    pub critical: bool,
 }
 
 /// The boxes of the ops that compute, cut to the window.
@@ -31,6 +35,7 @@ pub fn boxes(drawing: &Drawing, window: &Window) -> Result<Vec<PaintedBox>> {
     let view = drawing.slice(window)?;
     view.limit("a picture", MAX_OPS)?;
     let chunks = drawing.shape.chunks_per_rank();
+    let critical: BTreeSet<_> = drawing.critical_path.iter().copied().collect();
     let mut boxes = Vec::new();
     for rank in view.ranks() {
         for (at, block) in view
@@ -45,6 +50,7 @@ pub fn boxes(drawing: &Drawing, window: &Window) -> Result<Vec<PaintedBox>> {
                 start: block.start.max(view.from),
                 end: block.end.min(view.to),
                 half: half_of_pair(view.lane(rank), at),
+                critical: critical.contains(&(rank, at)),
             });
         }
     }

@@ -4,6 +4,7 @@
 //! In less room boxes shrink, first to their kind's letter; then a character stands for what
 //! takes most of its time.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use super::{Block, COMPUTE_KINDS, Drawing, Lane, View, Window};
@@ -32,6 +33,8 @@ pub struct GridOptions {
     pub width: Option<usize>,
     /// Whether to colour with ANSI sequences (24-bit colour).
     pub color: bool,
+    /// Whether to mark the ops of the critical path.
+    pub critical_path: bool,
 }
 
 /// Draws the grid; each line ends in a line feed.
@@ -51,7 +54,21 @@ pub fn grid(drawing: &Drawing, options: &GridOptions) -> Result<String> {
         Some(width) => width - margin,
         None => MAX_WIDTH,
     };
-    let spans: Vec<Vec<Span>> = view.ranks().map(|rank| spans(view, rank)).collect();
+    if options.critical_path && drawing.critical_path.is_empty() {
+        return Err(Error::config(
+            "critical_path=True, but this drawing knows no critical path",
+            "draw a simulated plan, or leave critical_path out",
+        ));
+    }
+    let critical: BTreeSet<(Rank, usize)> = if options.critical_path {
+        drawing.critical_path.iter().copied().collect()
+    } else {
+        BTreeSet::new()
+    };
+    let spans: Vec<Vec<Span>> = view
+        .ranks()
+        .map(|rank| spans(view, rank, &critical))
+        .collect();
     let columns = columns(view, &spans, room);
     let mut text = header(drawing);
     let _ = writeln!(text, "{:>margin$}{}", "time |", ruler(view, columns));
@@ -87,6 +104,8 @@ struct Span {
     op: Op,
     start: i128,
     end: i128,
+    /// Whether it is marked as part of the critical path.
+    critical: bool,
 }
 
 /// The window's length in half ticks, at least 1.
@@ -95,32 +114,25 @@ fn length(view: View<'_>) -> i128 {
 }
 
 /// What a row shows of a rank. The ops of an overlapped pair take half of their time each.
-fn spans(view: View<'_>, rank: Rank) -> Vec<Span> {
+fn spans(view: View<'_>, rank: Rank, critical: &BTreeSet<(Rank, usize)>) -> Vec<Span> {
     let lane = view.lane(rank);
     let since = |ticks: i64| 2 * (i128::from(ticks) - i128::from(view.from));
     let span = |(at, block): (usize, &Block)| {
-        let op = block.op;
-        let Some(pair) = pair_time(lane, at) else {
-            return Span {
-                op,
-                start: since(block.start),
-                end: since(block.end),
-            };
-        };
-        let (start, end) = (since(pair.0), since(pair.1));
-        let middle = i128::midpoint(start, end);
-        if is_pair_second(op) {
-            Span {
-                op,
-                start: middle,
-                end,
+        let (mut start, mut end) = (since(block.start), since(block.end));
+        if let Some(pair) = pair_time(lane, at) {
+            (start, end) = (since(pair.0), since(pair.1));
+            let middle = i128::midpoint(start, end);
+            if is_pair_second(block.op) {
+                start = middle;
+            } else {
+                end = middle;
             }
-        } else {
-            Span {
-                op,
-                start,
-                end: middle,
-            }
+        }
+        Span {
+            op: block.op,
+            start,
+            end,
+            critical: critical.contains(&(rank, at)),
         }
     };
     let seen = |span: &Span| span.start < span.end && span.start < length(view) && span.end > 0;
@@ -146,14 +158,19 @@ fn pair_time(lane: &Lane, at: usize) -> Option<(i64, i64)> {
     Some((a.start.min(b.start), a.end.max(b.end)))
 }
 
-/// The label of an op at full scale: `F0`; `F0b` on the second of several chunks; `F0*` recomputed.
-fn label(drawing: &Drawing, op: Op) -> String {
+/// The label of an op at full scale: `F0`; `F0b` on the second of several chunks; `F0*` recomputed;
+/// `F0!` on the critical path.
+fn label(drawing: &Drawing, span: &Span) -> String {
+    let op = span.op;
     let mut text = format!("{}{}", op.kind, op.unit);
     if drawing.shape.chunks_per_rank() > 1 {
         text.push_str(&chunk_letter(drawing.shape.chunk_of(op.stage).0));
     }
     if op.flags.has(Flags::RECOMPUTE) {
         text.push('*');
+    }
+    if span.critical {
+        text.push('!');
     }
     text
 }
@@ -164,7 +181,7 @@ fn columns(view: View<'_>, spans: &[Vec<Span>], room: usize) -> usize {
     let all = || spans.iter().flatten();
     let length = length(view);
     let longest = all()
-        .map(|span| label(view.drawing, span.op).len())
+        .map(|span| label(view.drawing, span).len())
         .max()
         .unwrap_or(1);
     let shortest = all()
@@ -241,8 +258,8 @@ fn write_row(text: &mut String, drawing: &Drawing, cells: &[Cell], color: bool) 
     let mut at = 0;
     for run in runs() {
         if let Some(span) = run[0] {
-            let (shown, gap) = boxed(drawing, span.op, run.len(), color);
-            paint(&mut row, drawing, span.op, &shown, color);
+            let (shown, gap) = boxed(drawing, &span, run.len(), color);
+            paint(&mut row, drawing, &span, &shown, color);
             row.push_str(&" ".repeat(gap));
         } else {
             let dot = |i: usize| {
@@ -261,11 +278,12 @@ fn write_row(text: &mut String, drawing: &Drawing, cells: &[Cell], color: bool) 
 }
 
 /// What a box of `run` characters shows, and the gap behind it.
-fn boxed(drawing: &Drawing, op: Op, run: usize, color: bool) -> (String, usize) {
+fn boxed(drawing: &Drawing, span: &Span, run: usize, color: bool) -> (String, usize) {
+    let op = span.op;
     // Dashes show that a longer op goes on; on coloured paper that is seen.
     let filler = if color { " " } else { "-" };
     let fill = |label: &str, width: usize| format!("{label}{}", filler.repeat(width - label.len()));
-    let full = label(drawing, op);
+    let full = label(drawing, span);
     let unit = op.unit.to_string();
     if run > full.len() {
         (fill(&full, run - 1), 1)
@@ -280,17 +298,20 @@ fn boxed(drawing: &Drawing, op: Op, run: usize, color: bool) -> (String, usize) 
 }
 
 /// Appends `shown` in the op's colours. Both ink and paper are set, so it reads on any terminal.
-fn paint(row: &mut String, drawing: &Drawing, op: Op, shown: &str, color: bool) {
+/// Neighbouring microbatches differ in shade, so that boxes end where they end; the critical path
+/// is bold and underlined.
+fn paint(row: &mut String, drawing: &Drawing, span: &Span, shown: &str, color: bool) {
     if !color {
         row.push_str(shown);
         return;
     }
-    let chunk = drawing.shape.chunk_of(op.stage).0;
-    let paper = palette::fill(op.kind, chunk, drawing.shape.chunks_per_rank());
+    let shade = 2 * drawing.shape.chunk_of(span.op.stage).0 + span.op.unit.0 % 2;
+    let paper = palette::fill(span.op.kind, shade, 2 * drawing.shape.chunks_per_rank());
     let ink = paper.ink();
+    let mark = if span.critical { "1;4;" } else { "" };
     let _ = write!(
         row,
-        "\x1b[38;2;{};{};{};48;2;{};{};{}m{shown}\x1b[0m",
+        "\x1b[{mark}38;2;{};{};{};48;2;{};{};{}m{shown}\x1b[0m",
         ink.r, ink.g, ink.b, paper.r, paper.g, paper.b
     );
 }
@@ -356,10 +377,14 @@ fn ruler(view: View<'_>, columns: usize) -> String {
 }
 
 fn write_legend(text: &mut String, drawing: &Drawing, spans: &[Vec<Span>], color: bool) {
-    let ops = || spans.iter().flatten().map(|span| span.op);
+    let all = || spans.iter().flatten();
     for kind in COMPUTE_KINDS {
-        if let Some(op) = ops().find(|op| op.kind == kind) {
-            paint(text, drawing, op, kind.text(), color);
+        if let Some(span) = all().find(|span| span.op.kind == kind) {
+            let plain = Span {
+                critical: false,
+                ..*span
+            };
+            paint(text, drawing, &plain, kind.text(), color);
             let _ = write!(text, " {}   ", kind_name(kind));
         }
     }
@@ -368,8 +393,15 @@ fn write_legend(text: &mut String, drawing: &Drawing, spans: &[Vec<Span>], color
     } else {
         ". idle   - goes on"
     });
-    if ops().any(|op| op.flags.has(Flags::RECOMPUTE)) {
+    if all().any(|span| span.op.flags.has(Flags::RECOMPUTE)) {
         text.push_str("   * recomputed");
+    }
+    if all().any(|span| span.critical) {
+        text.push_str(if color {
+            "   \x1b[1;4m! critical path\x1b[0m"
+        } else {
+            "   ! critical path"
+        });
     }
     match drawing.shape.chunks_per_rank() {
         1 => {}

@@ -6,6 +6,7 @@
 
 pub mod boxes;
 pub mod grid;
+pub mod page;
 pub mod palette;
 mod predicted;
 pub mod svg;
@@ -55,6 +56,17 @@ impl Lane {
     pub fn compute(&self) -> impl Iterator<Item = (usize, &Block)> {
         let computes = |found: &(usize, &Block)| found.1.op.kind.is_compute();
         self.blocks.iter().enumerate().filter(computes)
+    }
+
+    /// When memory changes, and to what; nothing if it is unknown.
+    pub fn memory_steps(&self) -> impl Iterator<Item = (i64, i64)> {
+        let mut level = self.base_memory;
+        let steps = self.blocks.iter().zip(&self.memory);
+        steps.filter_map(move |(block, &after)| {
+            let changed = after != level;
+            level = after;
+            changed.then_some((block.end, after))
+        })
     }
 
     /// Ticks in which the rank computes; an overlapped pair counts once.

@@ -70,6 +70,8 @@ pub const RULE: Color = Color::new(150, 150, 150);
 pub const BUBBLE: Color = Color::new(240, 240, 240);
 /// The memory curve.
 pub const MEMORY: Color = Color::new(95, 95, 95);
+/// The paper below the memory curve.
+pub const MEMORY_FILL: Color = Color::new(215, 215, 215);
 /// The outline of the critical path.
 pub const CRITICAL: Color = BLACK;
 

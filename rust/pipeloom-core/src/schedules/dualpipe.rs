@@ -121,12 +121,22 @@ impl Stretches {
     }
 
     /// `len` rounds of the given ops; `FB(a, b)` is a pair: forward of chunk a with backward of b.
+    /// An op that is named twice takes two units a round.
     fn rounds(&mut self, len: u32, slots: &[Slot]) {
         if len == 0 {
             return;
         }
         let mut pattern = Vec::new();
-        for slot in slots {
+        let mut starts: Vec<usize> = Vec::new();
+        for (at, slot) in slots.iter().enumerate() {
+            let earlier = slots[..at].iter().position(|other| other == slot);
+            starts.push(pattern.len());
+            if let Some(earlier) = earlier {
+                pattern.push(pattern[starts[earlier]]);
+                continue;
+            }
+            let twice = slots[at + 1..].contains(slot);
+            let len = if twice { 2 * len } else { len };
             match *slot {
                 Slot::F(c) => pattern.push(self.take(OpKind::Forward, Flags::NONE, c, len)),
                 Slot::B(c) => pattern.push(self.take(OpKind::Backward, Flags::NONE, c, len)),
@@ -143,7 +153,7 @@ impl Stretches {
 }
 
 /// One op of a round, with its chunk.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Slot {
     F(usize),
     B(usize),
@@ -221,9 +231,9 @@ fn dual(mut to: Stretches, pp: u32, d: u32, spare: u32, turn: bool) -> RankOrder
                 vec![Slot::W(c)]
             }
         };
-        for at in 0..mixed as usize {
-            to.rounds(1, &pop((next + at) % 2));
-        }
+        let both = [pop(next), pop(1 - next)].concat();
+        to.rounds(mixed / 2, &both);
+        to.rounds(mixed % 2, &pop(next));
         to.rounds(count - mixed, &pop(0));
         alternating -= mixed;
     }

@@ -19,7 +19,7 @@ use std::str::FromStr;
 use crate::error::{Error, Result};
 use crate::ids::{Stage, Unit};
 use crate::op::{Flags, Op, OpKind};
-use crate::plan::{RankOps, join};
+use crate::rank_ops::{RankOps, join};
 
 /// What a word of a plan's text stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

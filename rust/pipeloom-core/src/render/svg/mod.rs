@@ -5,14 +5,23 @@
 
 mod rows;
 mod scale;
+mod stack;
+
+pub use stack::stack;
 
 use std::fmt::Write as _;
 
+use scale::{LINE, Legend};
+
 use super::palette;
 use super::{Block, Drawing, View, Window};
+use crate::cost::Costs;
 use crate::error::{Error, Result};
 use crate::ids::Rank;
 use crate::op::{Op, OpKind};
+use crate::plan::Plan;
+use crate::semantics::Semantics;
+use crate::simulate::simulate;
 
 /// Most ops of a picture: more would make viewers crawl.
 pub const MAX_OPS: usize = 200_000;
@@ -68,23 +77,29 @@ pub fn svg(drawing: &Drawing, options: &SvgOptions) -> Result<String> {
             "draw a simulated plan, or leave critical_path out",
         ));
     }
-    let frame = Frame::new(view, options)?;
     let mut picture = Picture {
         text: String::new(),
-        frame,
+        frame: Frame::new(view, options)?,
         view,
+        prefix: String::new(),
     };
     picture.open(options);
-    for rank in view.ranks() {
-        picture.row(rank, options);
-    }
-    if options.critical_path {
-        picture.critical_path();
-    }
-    picture.axis();
-    picture.legend(options);
+    picture.content(options);
     picture.text.push_str("</svg>\n");
     Ok(picture.text)
+}
+/// Most ops of a plan that shows itself as a picture.
+const MAX_SHOWN: u64 = 100_000;
+
+/// The picture of a plan at unit costs (`F`, `I`, `W` take 1, `B` takes 2); none if it has too many
+/// ops to be read, or can't run.
+pub fn of_plan(plan: &Plan) -> Option<String> {
+    if plan.total_len() > MAX_SHOWN {
+        return None;
+    }
+    simulate(plan, &Costs::default(), Semantics::Buffered, false)
+        .and_then(|timeline| svg(&Drawing::predicted(&timeline)?, &SvgOptions::default()))
+        .ok()
 }
 
 /// Where things are.
@@ -103,6 +118,9 @@ struct Frame {
     /// The most memory of all ranks, for the curves' common scale.
     most_memory: i64,
     titles: bool,
+    /// Lines of the headline.
+    head: Vec<String>,
+    legend: Legend,
 }
 
 impl Frame {
@@ -136,14 +154,12 @@ impl Frame {
                 0
             };
         let pitch = ROW + GAP + strips;
-        let ranks = i64::try_from(view.ranks().count()).unwrap_or(1);
-        let top = MARGIN + 30 * PX;
         let ops: usize = view.ranks().map(|rank| view.blocks(rank).count()).sum();
-        Ok(Self {
+        let mut frame = Self {
             width,
-            height: top + ranks * pitch + 28 * PX + 22 * PX + MARGIN,
+            height: 0,
             left,
-            top,
+            top: 0,
             plot: width - left - MARGIN,
             pitch,
             comm,
@@ -154,7 +170,21 @@ impl Frame {
                 .max()
                 .unwrap_or(0),
             titles: ops <= MAX_TITLES,
-        })
+            head: Vec::new(),
+            legend: Legend::default(),
+        };
+        frame.set_texts(view, options);
+        Ok(frame)
+    }
+
+    /// Wraps headline and legend to the width, and sets what is below each.
+    fn set_texts(&mut self, view: View<'_>, options: &SvgOptions) {
+        let count = |n: usize| i64::try_from(n).unwrap_or(1);
+        self.head = wrapped(&view.drawing.headline(), self.width - 2 * MARGIN);
+        self.legend = Legend::new(view, self.comm, options, self.width - self.left - MARGIN);
+        self.top = MARGIN + 30 * PX + (count(self.head.len()) - 1) * LINE;
+        let rows = count(view.ranks().count()) * self.pitch;
+        self.height = self.top + rows + 34 * PX + self.legend.lines * LINE + MARGIN;
     }
 
     fn y(&self, view: View<'_>, rank: Rank) -> i64 {
@@ -227,40 +257,78 @@ fn escaped(text: &str) -> String {
     safe
 }
 
-/// The style class of an op: kind and chunk.
-fn class(drawing: &Drawing, op: Op) -> String {
-    format!("{}{}", op.kind, drawing.shape.chunk_of(op.stage))
+/// A headline in lines of at most `room`, broken between its parts.
+fn wrapped(head: &str, room: i64) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for part in head.split("   ") {
+        let fits = |line: &String| {
+            i64::try_from(line.len() + 3 + part.len()).unwrap_or(i64::MAX) * DIGIT <= room
+        };
+        match lines.last_mut().filter(|line| fits(line)) {
+            Some(line) => {
+                line.push_str("   ");
+                line.push_str(part);
+            }
+            None => lines.push(part.to_owned()),
+        }
+    }
+    lines
 }
 
 struct Picture<'a> {
     text: String,
     frame: Frame,
     view: View<'a>,
+    /// Of the style classes: pictures in one file must not share them.
+    prefix: String,
 }
 
 impl Picture<'_> {
+    /// The style class of an op: kind and chunk.
+    fn class(&self, op: Op) -> String {
+        let chunk = self.view.drawing.shape.chunk_of(op.stage);
+        format!("{}{}{chunk}", self.prefix, op.kind)
+    }
+
     fn open(&mut self, options: &SvgOptions) {
-        let (width, height) = (Px(self.frame.width), Px(self.frame.height));
-        let head = escaped(&self.view.drawing.headline());
-        let _ = writeln!(
-            self.text,
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" \
-             viewBox=\"0 0 {width} {height}\" role=\"img\" font-family=\"Helvetica, Arial, \
-             sans-serif\" font-size=\"12\">\n<title>{head}</title>"
+        let title = self.view.drawing.headline();
+        open(
+            &mut self.text,
+            (self.frame.width, self.frame.height),
+            &title,
         );
-        self.styles(options);
-        let _ = writeln!(
-            self.text,
-            "<rect width=\"100%\" height=\"100%\" fill=\"{}\"/>\n\
-             <text class=\"head\" x=\"{}\" y=\"{}\" xml:space=\"preserve\">{head}</text>",
-            palette::WHITE,
-            Px(MARGIN),
-            Px(MARGIN + 12 * PX),
-        );
+        self.text.push_str("<style>\n");
+        common_styles(&mut self.text, options.memory);
+        self.styles();
+        self.text.push_str("</style>\n");
+        paper(&mut self.text);
+    }
+
+    /// All but what surrounds a picture.
+    fn content(&mut self, options: &SvgOptions) {
+        for (line, head) in self.frame.head.iter().enumerate() {
+            let y = MARGIN + 12 * PX + i64::try_from(line).unwrap_or(0) * LINE;
+            let _ = writeln!(
+                self.text,
+                "<text class=\"head\" x=\"{}\" y=\"{}\" xml:space=\"preserve\">{}</text>",
+                Px(MARGIN),
+                Px(y),
+                escaped(head)
+            );
+        }
+        let view = self.view;
+        for rank in view.ranks() {
+            self.row(rank, options);
+        }
+        if options.critical_path {
+            self.critical_path();
+        }
+        self.axis();
+        self.legend();
     }
 
     /// One class for each kind and chunk that is seen, with its ink.
-    fn styles(&mut self, options: &SvgOptions) {
+    fn styles(&mut self) {
         let shape = &self.view.drawing.shape;
         let mut seen: Vec<(OpKind, u32)> = self
             .view
@@ -270,31 +338,57 @@ impl Picture<'_> {
             .collect();
         seen.sort_unstable();
         seen.dedup();
-        let _ = writeln!(
-            self.text,
-            "<style>\ntext{{fill:{}}} .head{{font-weight:bold}} .n{{text-anchor:middle}} \
-             .r{{text-anchor:end}} .s{{font-size:10px}}\n.idle{{fill:{};stroke:{};stroke-width:.5}} \
-             .b{{stroke:{};stroke-width:.5}} .re{{fill:none;stroke-width:2;stroke-dasharray:3 2}} .thin{{shape-rendering:crispEdges}}",
-            palette::TEXT,
-            palette::BUBBLE,
-            palette::RULE,
-            palette::WHITE,
-        );
-        if options.memory {
-            let _ = writeln!(
-                self.text,
-                ".mem{{fill:{0};fill-opacity:.25;stroke:{0};stroke-width:1}}",
-                palette::MEMORY
-            );
-        }
+        let prefix = &self.prefix;
         for (kind, chunk) in seen {
             let fill = palette::fill(kind, chunk, shape.chunks_per_rank());
             let ink = fill.ink();
             let _ = writeln!(
                 self.text,
-                ".{kind}{chunk}{{fill:{fill}}} .t{kind}{chunk}{{fill:{ink};stroke:none}}"
+                ".{prefix}{kind}{chunk}{{fill:{fill}}} .t{prefix}{kind}{chunk}{{fill:{ink};stroke:none}}"
             );
         }
-        self.text.push_str("</style>\n");
+    }
+}
+
+/// The start of a file that holds a picture.
+fn open(text: &mut String, (width, height): (i64, i64), title: &str) {
+    let (width, height) = (Px(width), Px(height));
+    let _ = writeln!(
+        text,
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" \
+         viewBox=\"0 0 {width} {height}\" role=\"img\" font-family=\"Helvetica, Arial, \
+         sans-serif\" font-size=\"12\">\n<title>{}</title>",
+        escaped(title)
+    );
+}
+
+fn paper(text: &mut String) {
+    let fill = palette::WHITE;
+    let _ = writeln!(
+        text,
+        "<rect width=\"100%\" height=\"100%\" fill=\"{fill}\"/>"
+    );
+}
+
+/// Styles of all but the ops.
+fn common_styles(text: &mut String, memory: bool) {
+    let _ = writeln!(
+        text,
+        "text{{fill:{}}} .head{{font-weight:bold}} .n{{text-anchor:middle}} \
+         .r{{text-anchor:end}} .s{{font-size:10px}}\n.idle{{fill:{};stroke:{};stroke-width:.5}} \
+         .b{{stroke:{};stroke-width:.5}} .re{{fill:none;stroke-width:2;stroke-dasharray:3 2}} \
+         .thin{{shape-rendering:crispEdges}}",
+        palette::TEXT,
+        palette::BUBBLE,
+        palette::RULE,
+        palette::WHITE,
+    );
+    if memory {
+        let _ = writeln!(
+            text,
+            ".mem{{fill:{};stroke:{};stroke-width:1}}",
+            palette::MEMORY_FILL,
+            palette::MEMORY
+        );
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::{COMM_STRIP, DIGIT, GAP, MEMORY_STRIP, PX, Picture, Px, ROW, SvgOptions, THIN, class};
+use super::{COMM_STRIP, DIGIT, GAP, MEMORY_STRIP, PX, Picture, Px, ROW, SvgOptions, THIN};
 use crate::ids::Rank;
 use crate::op::Flags;
 use crate::render::{Block, Half, half_of_pair, kind_name, palette};
@@ -28,7 +28,7 @@ impl Picture<'_> {
             self.transfers(rank, below);
             below += COMM_STRIP;
         }
-        if options.memory {
+        if options.memory && self.view.lane(rank).peak_memory.is_some() {
             self.memory(rank, below + GAP / 2);
         }
     }
@@ -45,7 +45,7 @@ impl Picture<'_> {
                 self.frame.x(view, block.start),
                 self.frame.x(view, block.end),
             );
-            let class = class(view.drawing, block.op);
+            let class = self.class(block.op);
             if end - x < THIN {
                 match &mut thin {
                     Some((same, _, until)) if *same == class && x - *until < PX / 4 => *until = end,
@@ -144,7 +144,7 @@ impl Picture<'_> {
                 self.frame.x(view, block.start),
                 self.frame.x(view, block.end),
             );
-            let class = class(view.drawing, block.op);
+            let class = self.class(block.op);
             let up = if block.op.kind.is_send() {
                 0
             } else {

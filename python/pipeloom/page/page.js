@@ -1,0 +1,407 @@
+"use strict";
+// Draws plans with times on canvases that share one axis of time. Data: see render/page.rs.
+
+const page = JSON.parse(document.getElementById("data").textContent);
+const byId = (id) => document.getElementById(id);
+const LEFT = 78, AXIS = 22, GAP = 5, STRIP = 20, WIRE = 5;
+const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const text = (value) => String(+value.toPrecision(6));
+
+/** One plan: its data, and what the page works out from them once. */
+class Plan {
+  constructor(entry) {
+    Object.assign(this, entry.data);
+    this.name = entry.name;
+    this.opOf = new Map(); // (class, stage, microbatch) -> [rank, position]
+    this.wires = false;
+    this.mostMemory = 0;
+    this.ranks.forEach((lane, rank) => {
+      lane.start = Float64Array.from(lane.start);
+      lane.end = Float64Array.from(lane.end);
+      for (let at = 0; at < lane.kind.length; at++) {
+        if (this.kinds[lane.kind[at]].computes)
+          this.opOf.set(this.key(lane.kind[at], lane.stage[at], lane.microbatch[at]), [rank, at]);
+        else if (lane.end[at] > lane.start[at]) this.wires = true;
+      }
+      this.mostMemory = Math.max(this.mostMemory, lane.peakMemory ?? 0);
+    });
+    this.criticalOf = new Set(this.critical.map(([rank, at]) => rank * 1e9 + at));
+    const makespan = this.end - this.begin;
+    const busiest = Math.max(...this.ranks.map((lane) => lane.work));
+    this.facts = { makespan: text(makespan / this.unit), bubble: percent(1 - busiest / makespan) };
+    if (this.ranks.every((lane) => lane.peakMemory !== undefined))
+      this.facts["peak memory"] = peaks(this.ranks.map((lane) => lane.peakMemory / this.memoryUnit));
+    Object.assign(this.facts, entry.facts);
+  }
+
+  // B and I are what the previous stage's backward waits for: one class.
+  key(kind, stage, microbatch) {
+    const family = kind === 2 ? 1 : kind;
+    return (family * this.chunkOfStage.length + stage) * this.units + microbatch;
+  }
+
+  opName(rank, at) {
+    const lane = this.ranks[rank];
+    return `${lane.stage[at]}${this.kinds[lane.kind[at]].letter}${lane.microbatch[at]}`;
+  }
+
+  /** Ops that must end before this one: [rank, position, why]. */
+  needs(rank, at) {
+    const lane = this.ranks[rank], kind = lane.kind[at];
+    const stage = lane.stage[at], microbatch = lane.microbatch[at], found = [];
+    const add = (ofKind, ofStage) => {
+      const op = this.opOf.get(this.key(ofKind, ofStage, microbatch));
+      if (op) found.push([...op, op[0] === rank ? "" : `from rank ${op[0]}`]);
+    };
+    const place = stage % this.replicaStages;
+    if (kind === 0 && place > 0) add(0, stage - 1);
+    if (kind === 1 || kind === 2) {
+      if (place < this.replicaStages - 1) add(1, stage + 1);
+      else add(0, stage);
+    }
+    if (kind === 3) add(2, stage);
+    let before = at - 1;
+    while (before >= 0 && !this.kinds[lane.kind[before]].computes) before--;
+    if (before >= 0 && lane.half[at] !== 2) found.push([rank, before, "before it on this rank"]);
+    return found;
+  }
+
+  /** What an op tells about itself, a line each. */
+  describe(rank, at) {
+    const lane = this.ranks[rank], kind = this.kinds[lane.kind[at]];
+    const [start, end] = [lane.start[at], lane.end[at]], time = (ticks) => text(ticks / this.unit);
+    const lines = [
+      `${this.opName(rank, at)}: ${kind.name} of microbatch ${lane.microbatch[at]}, stage ${lane.stage[at]}, rank ${rank}`,
+      `start ${time(start)}, end ${time(end)}, takes ${time(end - start)}${lane.recompute[at] ? ", recomputed" : ""}`,
+    ];
+    if (!kind.computes) return lines;
+    const needed = this.needs(rank, at);
+    const last = needed.reduce((a, b) => (!a || this.ranks[b[0]].end[b[1]] > this.ranks[a[0]].end[a[1]] ? b : a), null);
+    const own = needed.find((need) => need[2].startsWith("before"));
+    const idle = start - (own ? lane.end[own[1]] : this.begin);
+    if (idle > 0 && last) {
+      const ended = this.ranks[last[0]].end[last[1]], travel = start - ended;
+      lines.push(`rank idle for ${time(idle)}: waited for ${this.opName(last[0], last[1])} ${last[2]}, which ended at ${time(ended)}` +
+        (travel > 0 ? ` and took ${time(travel)} to arrive` : ""));
+    } else if (last) lines.push(`no wait: last needed ${this.opName(last[0], last[1])} ${last[2]}`);
+    if (this.criticalOf.has(rank * 1e9 + at)) lines.push("on the critical path");
+    return lines;
+  }
+}
+
+const percent = (ratio) => `${(100 * ratio).toFixed(1)}%`;
+function peaks(values) {
+  if (values.length <= 16) return values.map(text).join(" ");
+  return `${text(Math.min(...values))} to ${text(Math.max(...values))} a rank`;
+}
+
+const plans = page.plans.map((entry) => new Plan(entry));
+const whole = {
+  from: Math.min(...plans.map((plan) => plan.begin / plan.unit)),
+  to: Math.max(...plans.map((plan) => plan.end / plan.unit)),
+};
+if (!(whole.to > whole.from)) whole.to = whole.from + 1;
+const view = { from: page.view[0] ?? whole.from, to: page.view[1] ?? whole.to };
+const options = { microbatch: null, critical: page.critical, memory: page.memory };
+
+/** A plan on a canvas. */
+class Panel {
+  constructor(plan) {
+    this.plan = plan;
+    const section = document.createElement("section");
+    const head = document.createElement("h2");
+    head.textContent = plan.name;
+    const list = document.createElement("dl");
+    for (const [name, value] of Object.entries(plan.facts)) {
+      const pair = document.createElement("div");
+      pair.append(Object.assign(document.createElement("dt"), { textContent: name }),
+        Object.assign(document.createElement("dd"), { textContent: value }));
+      list.append(pair);
+    }
+    this.canvas = document.createElement("canvas");
+    this.canvas.tabIndex = 0;
+    this.canvas.setAttribute("aria-label", `ranks of ${plan.name} over time`);
+    section.append(head, list, this.canvas);
+    byId("plans").append(section);
+    this.listen();
+  }
+
+  get row() { return this.plan.ranks.length > 32 ? 12 : 22; }
+  get hasMemory() { return options.memory && this.plan.mostMemory > 0; }
+  get pitch() { return this.row + GAP + (this.plan.wires ? WIRE : 0) + (this.hasMemory ? STRIP : 0); }
+  get width() { return this.canvas.clientWidth - LEFT - 4; }
+  x(ticks) { return LEFT + ((ticks / this.plan.unit - view.from) / (view.to - view.from)) * this.width; }
+  time(x) { return view.from + ((x - LEFT) / this.width) * (view.to - view.from); }
+
+  draw() {
+    const height = this.plan.ranks.length * this.pitch + AXIS, scale = devicePixelRatio || 1;
+    this.canvas.style.height = `${height}px`;
+    this.canvas.width = this.canvas.clientWidth * scale;
+    this.canvas.height = height * scale;
+    const pen = (this.pen = this.canvas.getContext("2d"));
+    pen.scale(scale, scale);
+    pen.font = "11px Helvetica, Arial, sans-serif";
+    pen.textBaseline = "middle";
+    this.way = [];
+    this.boxes = 0;
+    this.plan.ranks.forEach((lane, rank) => this.lane(lane, rank));
+    if (this.way.length > 1) this.follow();
+    this.axis(height - AXIS);
+  }
+
+  lane(lane, rank) {
+    const { pen, plan, row } = this, y = rank * this.pitch, right = LEFT + this.width;
+    pen.globalAlpha = 1;
+    pen.fillStyle = css("--text");
+    pen.textAlign = "right";
+    pen.fillText(`rank ${rank}`, LEFT - 6, y + row / 2);
+    pen.fillStyle = css("--idle");
+    pen.fillRect(LEFT, y, this.width, row);
+    pen.save();
+    pen.beginPath();
+    pen.rect(LEFT, y - 1, this.width, this.pitch + 1);
+    pen.clip();
+    pen.textAlign = "center";
+    let drawnTo = -Infinity;
+    for (let at = 0; at < lane.kind.length; at++) {
+      const left = this.x(lane.start[at]), end = this.x(lane.end[at]);
+      if (end < LEFT || left > right) continue;
+      const kind = plan.kinds[lane.kind[at]], chunk = plan.chunkOfStage[lane.stage[at]];
+      const chosen = options.microbatch === lane.microbatch[at];
+      pen.globalAlpha = options.microbatch === null || chosen ? 1 : 0.18;
+      pen.fillStyle = kind.fill[chunk];
+      if (!kind.computes) {
+        if (end > left) pen.fillRect(left, y + row + 1, Math.max(end - left, 0.5), WIRE - 1);
+        continue;
+      }
+      if (chosen) this.way.push([lane.start[at], (left + end) / 2, y + row / 2]);
+      // Pixels that a box has taken already show nothing new.
+      if (end < drawnTo + 0.4 && !chosen && lane.half[at] !== 2) continue;
+      drawnTo = Math.max(drawnTo, end);
+      this.boxes++;
+      const half = lane.half[at], top = half === 2 ? y + row / 2 : y, high = half ? row / 2 : row;
+      const gap = end - left > 4 ? 0.7 : 0;
+      pen.fillRect(left, top, Math.max(end - left - gap, 0.5), high - (half ? 0.5 : 0));
+      const label = String(lane.microbatch[at]);
+      if (end - left > 7 * label.length + 3 && high > 9) {
+        pen.fillStyle = kind.ink[chunk];
+        pen.fillText(label, (left + end) / 2, top + high / 2 + 0.5);
+      }
+      if (lane.recompute[at] && end - left > 6) {
+        pen.fillStyle = kind.ink[chunk];
+        for (let dot = left + 2; dot < end - 4; dot += 5) pen.fillRect(dot, top + high - 3, 3, 1.5);
+      }
+      if (options.critical && plan.criticalOf.has(rank * 1e9 + at)) {
+        pen.globalAlpha = 1;
+        pen.strokeStyle = css("--mark");
+        pen.lineWidth = 2;
+        pen.strokeRect(left + 1, y + 1, Math.max(end - left - 2, 0.5), row - 2);
+      }
+    }
+    pen.globalAlpha = 1;
+    if (this.hasMemory && lane.memory) this.memory(lane, y + row + (plan.wires ? WIRE : 0) + 2);
+    pen.restore();
+  }
+
+  memory(lane, top) {
+    const { pen } = this, bottom = top + STRIP - 2;
+    const high = (level) => bottom - ((STRIP - 3) * Math.max(level, 0)) / this.plan.mostMemory;
+    pen.beginPath();
+    pen.moveTo(this.x(this.plan.begin), bottom);
+    pen.lineTo(this.x(this.plan.begin), high(lane.baseMemory));
+    let level = lane.baseMemory;
+    for (let i = 0; i < lane.memory.length; i++) {
+      const x = this.x(lane.memoryAt[i]);
+      pen.lineTo(x, high(level));
+      pen.lineTo(x, high((level = lane.memory[i])));
+    }
+    pen.lineTo(this.x(this.plan.end), high(level));
+    pen.lineTo(this.x(this.plan.end), bottom);
+    pen.fillStyle = css("--memory");
+    pen.fill();
+    pen.strokeStyle = css("--edge");
+    pen.lineWidth = 1;
+    pen.stroke();
+    pen.restore();
+    pen.fillStyle = css("--edge");
+    pen.textAlign = "right";
+    pen.fillText(`peak ${text(lane.peakMemory / this.plan.memoryUnit)}`, LEFT - 6, top + STRIP / 2 - 1);
+    pen.save();
+  }
+
+  /** A line through the ops of the chosen microbatch, in the order of time. */
+  follow() {
+    const { pen } = this;
+    pen.save();
+    pen.beginPath();
+    pen.rect(LEFT, 0, this.width, this.plan.ranks.length * this.pitch);
+    pen.clip();
+    pen.beginPath();
+    this.way.sort((a, b) => a[0] - b[0]).forEach(([, x, y]) => pen.lineTo(x, y));
+    pen.strokeStyle = css("--mark");
+    pen.setLineDash([4, 3]);
+    pen.lineWidth = 1.2;
+    pen.stroke();
+    pen.restore();
+  }
+
+  axis(y) {
+    const { pen } = this, length = view.to - view.from;
+    const rough = length / Math.max(2, this.width / 90), power = 10 ** Math.floor(Math.log10(rough));
+    const step = [1, 2, 5, 10].map((n) => n * power).find((n) => n >= rough);
+    pen.strokeStyle = css("--rule");
+    pen.fillStyle = css("--text");
+    pen.lineWidth = 1;
+    pen.textAlign = "center";
+    for (let mark = Math.ceil(view.from / step) * step; mark <= view.to; mark += step) {
+      const x = LEFT + ((mark - view.from) / length) * this.width;
+      pen.beginPath();
+      pen.moveTo(x, y);
+      pen.lineTo(x, y + 4);
+      pen.stroke();
+      pen.fillText(String(+mark.toPrecision(10)), x, y + 12);
+    }
+  }
+
+  /** The op at a place of the canvas: [rank, position], or null. */
+  opAt(x, y) {
+    const rank = Math.floor(y / this.pitch), inRow = y - rank * this.pitch, lane = this.plan.ranks[rank];
+    if (!lane || x < LEFT) return null;
+    const ticks = this.time(x) * this.plan.unit, wire = inRow > this.row;
+    for (let at = 0; at < lane.kind.length; at++) {
+      if (ticks < lane.start[at] || ticks >= lane.end[at]) continue;
+      if (this.plan.kinds[lane.kind[at]].computes === wire || inRow > this.row + WIRE) continue;
+      const half = lane.half[at];
+      if (!half || (half === 1) === inRow < this.row / 2) return [rank, at];
+    }
+    return null;
+  }
+
+  describe(op) {
+    const lines = this.plan.describe(...op);
+    const lane = this.plan.ranks[op[0]], at = op[1];
+    for (const other of page.paired ? plans : []) {
+      if (other === this.plan || !this.plan.kinds[lane.kind[at]].computes) continue;
+      const found = other.opOf.get(other.key(lane.kind[at], lane.stage[at], lane.microbatch[at]));
+      if (!found) continue;
+      const [start, end] = [other.ranks[found[0]].start[found[1]], other.ranks[found[0]].end[found[1]]];
+      const signed = (value) => (value < 0 ? "" : "+") + text(value);
+      const own = (ticks) => ticks / this.plan.unit, its = (ticks) => ticks / other.unit;
+      lines.push(`${other.name}: ${text(its(start))} to ${text(its(end))}; here it starts ${signed(own(lane.start[at]) - its(start))}, ` +
+        `takes ${signed(own(lane.end[at] - lane.start[at]) - its(end - start))}`);
+    }
+    return lines.join("\n");
+  }
+
+  listen() {
+    const canvas = this.canvas;
+    let dragged = null;
+    canvas.addEventListener("wheel", (event) => {
+      if (event.offsetX < LEFT) return; // the page scrolls
+      event.preventDefault();
+      const by = event.deltaY || event.deltaX;
+      if (event.shiftKey) pan((by / this.width) * (view.to - view.from));
+      else zoom(Math.exp(by * 0.002), this.time(event.offsetX));
+    }, { passive: false });
+    canvas.addEventListener("pointerdown", (event) => {
+      dragged = { x: event.offsetX, moved: false };
+      if (event.isTrusted) canvas.setPointerCapture(event.pointerId);
+    });
+    canvas.addEventListener("pointermove", (event) => {
+      if (dragged && Math.abs(event.offsetX - dragged.x) > 2) {
+        pan(((dragged.x - event.offsetX) / this.width) * (view.to - view.from));
+        dragged = { x: event.offsetX, moved: true };
+      }
+      this.hover(event);
+    });
+    canvas.addEventListener("pointerup", (event) => {
+      const op = dragged && !dragged.moved ? this.opAt(event.offsetX, event.offsetY) : null;
+      if (dragged && !dragged.moved) {
+        const microbatch = op ? this.plan.ranks[op[0]].microbatch[op[1]] : null;
+        choose(microbatch === options.microbatch ? null : microbatch);
+      }
+      dragged = null;
+    });
+    canvas.addEventListener("pointerleave", () => (byId("tip").style.display = "none"));
+  }
+
+  hover(event) {
+    const op = this.opAt(event.offsetX, event.offsetY), tip = byId("tip");
+    tip.style.display = op ? "block" : "none";
+    if (!op) return;
+    tip.textContent = this.describe(op);
+    tip.style.left = `${Math.max(0, Math.min(event.clientX + 14, innerWidth - tip.offsetWidth - 8))}px`;
+    tip.style.top = `${Math.max(0, Math.min(event.clientY + 16, innerHeight - tip.offsetHeight - 8))}px`;
+  }
+}
+
+function pan(by) {
+  const length = view.to - view.from;
+  view.from = Math.max(whole.from - length / 2, Math.min(view.from + by, whole.to - length / 2));
+  view.to = view.from + length;
+  redraw();
+}
+
+function zoom(factor, around) {
+  const length = Math.min(Math.max((view.to - view.from) * factor, (whole.to - whole.from) * 1e-7), whole.to - whole.from);
+  const share = (around - view.from) / (view.to - view.from);
+  view.from = Math.max(whole.from, Math.min(around - share * length, whole.to - length));
+  view.to = view.from + length;
+  redraw();
+}
+
+function choose(microbatch) {
+  options.microbatch = microbatch;
+  byId("microbatch").value = microbatch ?? "";
+  redraw();
+}
+
+let asked = false;
+function redraw() {
+  if (asked) return;
+  asked = true;
+  requestAnimationFrame(drawNow);
+}
+function drawNow() {
+  asked = false;
+  panels.forEach((panel) => panel.draw());
+}
+
+function legend() {
+  const used = new Set();
+  for (const plan of plans) for (const lane of plan.ranks) for (const kind of lane.kind) used.add(kind);
+  const most = plans.reduce((a, b) => (b.kinds[0].fill.length > a.kinds[0].fill.length ? b : a));
+  most.kinds.forEach((kind, at) => {
+    if (!used.has(at)) return;
+    const item = document.createElement("span");
+    for (const fill of kind.computes ? kind.fill.slice(0, 8) : kind.fill.slice(0, 1))
+      item.append(Object.assign(document.createElement("i"), { style: `background:${fill}` }));
+    const chunks = kind.fill.length > 1 && kind.computes ? `, chunks 0 to ${kind.fill.length - 1}` : "";
+    item.append(` ${kind.letter} ${kind.name}${chunks}`);
+    byId("legend").append(item);
+  });
+}
+
+const panels = plans.map((plan) => new Panel(plan));
+for (const name of ["critical", "memory"]) {
+  byId(name).checked = options[name];
+  byId(name).addEventListener("change", (event) => { options[name] = event.target.checked; redraw(); });
+}
+byId("microbatch").addEventListener("input", (event) => {
+  options.microbatch = event.target.value === "" ? null : Number(event.target.value);
+  redraw();
+});
+byId("all").addEventListener("click", () => { Object.assign(view, whole); redraw(); });
+addEventListener("resize", redraw);
+addEventListener("keydown", (event) => {
+  if (event.target.tagName === "INPUT") return;
+  const length = view.to - view.from, middle = (view.from + view.to) / 2;
+  const actions = {
+    "+": () => zoom(0.7, middle), "=": () => zoom(0.7, middle), "-": () => zoom(1 / 0.7, middle),
+    ArrowLeft: () => pan(-length / 8), ArrowRight: () => pan(length / 8),
+    0: () => byId("all").click(), Escape: () => choose(null),
+  };
+  actions[event.key]?.();
+});
+legend();
+drawNow();

@@ -1,0 +1,193 @@
+"""The interactive page, in a headless Chromium: what it draws, tells and does."""
+
+import json
+import re
+import shutil
+import subprocess
+import time
+
+import pytest
+
+import pipeloom as pl
+from pipeloom import plot
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+
+
+def browse(tmp_path, html, script):
+    """What `script`, run in the page, leaves in `found`."""
+    probe = (
+        f"<script>const found = {{}};\n{script}\ndocument.title = JSON.stringify(found);</script>"
+    )
+    file = tmp_path / "page.html"
+    file.write_text(html.replace("</body>", f"{probe}</body>"))
+    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+    command += ["--window-size=1200,800", f"--user-data-dir={tmp_path / 'profile'}"]
+    command += ["--dump-dom", file.as_uri()]
+    page = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True).stdout
+    title = re.search(r"<title>(.*?)</title>", page, re.DOTALL)[1]
+    for name, character in (("quot", '"'), ("lt", "<"), ("gt", ">"), ("amp", "&")):
+        title = title.replace(f"&{name};", character)
+    return json.loads(title)
+
+
+def timeline(name="1f1b", m=4, pp=4, costs=None, style=None, **shape):
+    plan = pl.plan(name, pp=pp, num_microbatches=m, **shape)
+    plan = plan if style is None else plan.lower(style)
+    return plan.simulate(costs or pl.Costs())
+
+
+# The centre of an op on the canvas, and an event there.
+HELPERS = """
+const [panel] = panels;
+function place(name, of = panel) {
+  for (let rank = 0; rank < of.plan.ranks.length; rank++) {
+    const lane = of.plan.ranks[rank];
+    for (let at = 0; at < lane.kind.length; at++)
+      if (of.plan.opName(rank, at) === name)
+        return [of.x((lane.start[at] + lane.end[at]) / 2), rank * of.pitch + of.row / 4];
+  }
+}
+function send(type, [x, y], more = {}, of = panel) {
+  const box = of.canvas.getBoundingClientRect();
+  const Kind = type === "wheel" ? WheelEvent : PointerEvent;
+  const there = { clientX: box.x + x, clientY: box.y + y, cancelable: true };
+  of.canvas.dispatchEvent(new Kind(type, { ...there, ...more }));
+  drawNow();
+}
+"""
+
+
+@needs_chromium
+def test_hover_tells_what_an_op_waited_for(tmp_path):
+    found = browse(
+        tmp_path,
+        plot.html(timeline(costs=pl.Costs(latency=0.5)), critical_path=True),
+        HELPERS
+        + """
+for (const name of ["0F0", "1F0", "3B0", "0B0", "0F1"]) {
+  send("pointermove", place(name));
+  found[name] = document.getElementById("tip").textContent.split("\\n");
+}
+send("pointermove", [5, 5]);
+found.hidden = document.getElementById("tip").style.display;
+""",
+    )
+    assert found["0F0"][0] == "0F0: forward of microbatch 0, stage 0, rank 0"
+    assert found["0F0"][1] == "start 0, end 1, takes 1"
+    waited = (
+        "rank idle for 1.5: waited for 0F0 from rank 0, which ended at 1 and took 0.5 to arrive"
+    )
+    assert waited in found["1F0"]
+    assert any(line.startswith("no wait: last needed 3F0") for line in found["3B0"])
+    assert any("waited for 1B0 from rank 1" in line for line in found["0B0"])
+    assert "no wait: last needed 0F0 before it on this rank" in found["0F1"]
+    assert "on the critical path" in found["1F0"]
+    assert found["hidden"] == "none"
+
+
+@needs_chromium
+def test_zoom_pan_and_follow(tmp_path):
+    found = browse(
+        tmp_path,
+        plot.html(timeline("interleaved_1f1b", m=8, vp=2)),
+        HELPERS
+        + """
+const middle = place("0F3").map(Math.round), around = panel.time(middle[0]);
+send("wheel", middle, { deltaY: -400 });
+found.zoomed = (view.to - view.from) / (whole.to - whole.from);
+found.fixed = Math.abs(panel.time(middle[0]) - around);
+const before = view.from;
+send("pointerdown", [600, 10]); send("pointermove", [500, 10]); send("pointerup", [500, 10]);
+found.panned = view.from - before;
+document.getElementById("all").click();
+found.whole = [view.from, view.to];
+send("pointerdown", place("0F3")); send("pointerup", place("0F3"));
+found.chosen = options.microbatch;
+found.way = panel.way.length;
+dispatchEvent(new KeyboardEvent("keydown", { key: "Escape" }));
+found.cleared = options.microbatch;
+""",
+    )
+    assert found["zoomed"] < 0.5
+    assert found["fixed"] < 1e-6
+    assert found["panned"] > 0
+    assert found["whole"] == [0, 57]
+    # Of each of 8 stages, a forward and a backward.
+    assert (found["chosen"], found["way"], found["cleared"]) == (3, 16, None)
+
+
+@needs_chromium
+def test_several_plans_stand_side_by_side_with_their_numbers(tmp_path):
+    made = {name: timeline(name, m=8) for name in ("1f1b", "zb_h1", "dualpipe_v")}
+    found = browse(
+        tmp_path,
+        plot.html(made, memory=True),
+        """
+for (const panel of panels)
+  found[panel.plan.name] = [panel.plan.facts, panel.boxes, panel.hasMemory];
+""",
+    )
+    for name, one in made.items():
+        facts, boxes, has_memory = found[name]
+        assert facts["makespan"] == f"{one.makespan:g}"
+        assert facts["bubble"] == f"{one.bubble_ratio:.1%}"
+        assert facts["gap to the lower bound"] == f"{one.gap:.1%}"
+        assert facts["peak memory"].split() == [f"{one.peak_memory(r):g}" for r in range(4)]
+        assert boxes == one.plan.num_ops
+        assert has_memory
+
+
+@needs_chromium
+def test_a_run_tells_how_it_differs_from_its_plan(tmp_path):
+    planned = timeline(pp=2, m=2)
+    start = [planned.start(r) * 1.0 for r in range(2)]
+    end = [planned.end(r) + 0.25 for r in range(2)]
+    start[1][0] += 0.5
+    run = plot.measured(planned.plan, start, end)
+    found = browse(
+        tmp_path,
+        plot.html({"plan": planned, "run": run}, paired=True),
+        HELPERS
+        + """
+send("pointermove", place("1F0", panels[1]), {}, panels[1]);
+found.tip = document.getElementById("tip").textContent.split("\\n").at(-1);
+""",
+    )
+    assert found["tip"] == "plan: 1 to 2; here it starts +0.5, takes -0.25"
+
+
+@needs_chromium
+def test_a_hundred_thousand_ops_draw_in_a_moment(tmp_path):
+    made = timeline(pp=16, m=3200, style="streams", costs=pl.Costs(latency=0.25))
+    assert made.plan.num_ops > 100_000
+    begin = time.perf_counter()
+    html = plot.html(made, memory=True)
+    assert len(html) < 20_000_000
+    assert time.perf_counter() - begin < 60
+    found = browse(
+        tmp_path,
+        html,
+        """
+found.ms = Infinity;
+for (let i = 0; i < 5; i++) {
+  const from = performance.now();
+  drawNow();
+  found.ms = Math.min(found.ms, performance.now() - from);
+}
+found.boxes = panels[0].boxes;
+""",
+    )
+    assert 1000 < found["boxes"] < 60_000  # no more than pixels can show
+    assert found["ms"] < 5000
+
+
+def test_the_page_loads_nothing_and_holds_any_name():
+    plan = pl.plan("1f1b", pp=2, num_microbatches=2)
+    html = plot.html({"</script><b>&@DATA@": plan.simulate(pl.Costs())})
+    assert html.count("</script>") == 2
+    assert "<b>" not in html
+    assert not re.search(r"""(?:src|href)\s*=|https?://|@import|\bfetch\(""", html)
+    data = re.search(r'<script type="application/json" id="data">(.*?)</script>', html)[1]
+    assert json.loads(data)["plans"][0]["name"] == "</script><b>&@DATA@"

@@ -332,30 +332,46 @@ fn missing_input(engine: &Stuck<'_>, rank: usize, op: Op) -> (String, Option<Nod
     if program.channel(recv) == NONE {
         return behind(program, rank, 0, |other| from(other, produces), "its input");
     }
-    let peer = program.shape.rank_of(Stage(neighbour)).index();
     if engine.semantics == Semantics::Buffered {
-        let wanted = |other: &Op| {
-            from(other, produces) && !program.lowered
-                || program.lowered
-                    && other.same(Op {
-                        kind: send,
-                        stage: Stage(neighbour),
-                        ..op
-                    })
+        let sent = Op {
+            kind: send,
+            stage: Stage(neighbour),
+            ..op
         };
-        return match program.ranks[peer].ops.iter().position(wanted) {
-            Some(at) => {
-                let other = program.ranks[peer].ops[at];
-                let wanted = format!("{other} at position {at} of rank {peer}");
-                (wanted, Some(Node::Program(peer)))
+        return source(program, Stage(neighbour), |other| {
+            if program.lowered {
+                other.same(sent)
+            } else {
+                from(other, produces)
             }
-            None => (
-                format!("stage {neighbour} of rank {peer}, which never gives it"),
-                None,
-            ),
-        };
+        });
     }
-    let mine = program.ranks[rank]
+    own_receive(engine, rank, recv)
+}
+
+/// The op of another stage's rank that gives the input, where messages need no receive.
+fn source(
+    program: &Program<'_>,
+    stage: Stage,
+    wanted: impl Fn(&Op) -> bool,
+) -> (String, Option<Node>) {
+    let peer = program.shape.rank_of(stage).index();
+    let ops = &program.ranks[peer].ops;
+    match ops.iter().enumerate().find(|(_, op)| wanted(op)) {
+        Some((at, op)) => (
+            format!("{op} at position {at} of rank {peer}"),
+            Some(Node::Program(peer)),
+        ),
+        None => (
+            format!("stage {stage} of rank {peer}, which never gives it"),
+            None,
+        ),
+    }
+}
+
+/// A compute op waits for its receive, or for what that waits for.
+fn own_receive(engine: &Stuck<'_>, rank: usize, recv: Op) -> (String, Option<Node>) {
+    let mine = engine.program.ranks[rank]
         .ops
         .iter()
         .position(|other| other.same(recv));

@@ -93,6 +93,24 @@ def test_bad_arguments_are_refused(refused):
     refused(TypeError, lambda: plan.lower(prefetch=1.5), "prefetch")
 
 
+@pytest.mark.parametrize("prefetch", [1, 3])
+@pytest.mark.parametrize("style", ["streams", "fifo", "even_odd"])
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1", "interleaved_1f1b", "zb_v"])
+def test_lifetimes_count_the_buffers(schedule, style, prefetch):
+    vp = {"interleaved_1f1b": 2}.get(schedule)
+    lowered = pl.plan(schedule, pp=3, vp=vp, num_microbatches=6).lower(style, prefetch=prefetch)
+    for rank, source in ((1, 0), (1, 2)):
+        for direction in ("forward", "backward"):
+            lives = lowered.buffer_lifetimes(rank, (source, direction))
+            ops = lowered.ops(rank)
+            for posted, read in lives:
+                stage, unit = ops[posted].split(f"RECV_{direction[0].upper()}")
+                assert ops[read] in {f"{stage}{kind}{unit}" for kind in "BW"}
+                assert not any(f"{stage}{kind}{unit}" in ops[read + 1 :] for kind in "FBIW")
+            live = [sum(a <= at <= b for a, b in lives) for at in range(len(ops))]
+            assert max(live) == lowered.buffers(rank, (source, direction))
+
+
 def test_buffers(refused):
     lowered = pl.plan("1f1b", pp=3, num_microbatches=6).lower()
     assert [lowered.buffers(rank, "forward") for rank in range(3)] == [0, 2, 1]

@@ -972,6 +972,32 @@ class Plan:
             3
         """
 
+    def buffer_lifetimes(
+        self,
+        rank: SupportsIndex,
+        channel: Sequence[SupportsIndex | str] | str,
+    ) -> list[tuple[int, int | None]]:
+        """When each receive buffer of a channel is taken and free again.
+
+        Args:
+            rank: the receiving rank.
+            channel: as in `buffers`.
+
+        Returns:
+            For each message in the channel's order, (row of its receive, row of the last op that
+            reads it: behind it the buffer is free). None: nothing reads it.
+
+        Raises:
+            ConfigError: if the plan has no transfers or the channel does not end at the rank.
+
+        Examples:
+            >>> plan = pl.plan("1f1b", pp=2, num_microbatches=2).lower()
+            >>> plan.ops(1)
+            ['1RECV_F0', '1F0', '1B0', '1SEND_B0', '1RECV_F1', '1F1', '1B1', '1SEND_B1']
+            >>> plan.buffer_lifetimes(1, "forward")
+            [(0, 2), (4, 6)]
+        """
+
     @overload
     def to_csv(self, path: None = None, comms: bool = False) -> str: ...
     @overload

@@ -234,6 +234,16 @@ impl Plan {
         plan_text::buffers(py, &self.0, convert::rank(rank)?, channel)
     }
 
+    #[pyo3(signature = (rank, channel))]
+    fn buffer_lifetimes(
+        &self,
+        py: Python<'_>,
+        rank: &Bound<'_, PyAny>,
+        channel: &Bound<'_, PyAny>,
+    ) -> PyResult<Vec<(usize, Option<usize>)>> {
+        plan_text::buffer_lifetimes(py, &self.0, convert::rank(rank)?, channel)
+    }
+
     #[pyo3(
         signature = (path=None, comms=None),
         text_signature = "($self, path=None, comms=False)"

@@ -73,6 +73,22 @@ pub(crate) fn buffers(
     }
 }
 
+pub(crate) fn buffer_lifetimes(
+    py: Python<'_>,
+    plan: &CorePlan,
+    rank: Rank,
+    channel: &Bound<'_, PyAny>,
+) -> PyResult<Vec<(usize, Option<usize>)>> {
+    let Some(channel) = channel_of(plan, rank, channel)? else {
+        return Ok(Vec::new());
+    };
+    let lifetimes = detach(py, || lower::buffer_lifetimes(plan, rank, channel))?;
+    Ok(lifetimes
+        .into_iter()
+        .map(|life| (life.posted, life.last_read))
+        .collect())
+}
+
 /// A channel that ends at `rank`, given as (source, destination, direction), as
 /// (source, direction), or as the direction alone where the rank has one source in it. None: it
 /// has no source.

@@ -101,15 +101,24 @@ pub fn sources(plan: &Plan, rank: Rank, direction: Direction) -> Vec<Rank> {
     found
 }
 
-/// Number of receive buffers that a rank of a lowered plan needs for a channel: the most of its
-/// messages that are posted and not yet free at one time.
+/// When a receive buffer is in use, as positions in the receiving rank's program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lifetime {
+    /// The receive that takes the buffer.
+    pub posted: usize,
+    /// The last op that reads it, after which it is free; none: nothing reads it.
+    pub last_read: Option<usize>,
+}
+
+/// The lifetimes of the messages that a rank of a lowered plan receives on a channel, in the
+/// channel's order.
 ///
 /// A buffer is taken when its receive stands in the program, and free after the last op that reads
 /// it: B of its stage and unit (W if the backward is split), or F where there is no backward.
 ///
 /// # Errors
 /// If the plan has no transfers, or the channel does not end at the rank.
-pub fn buffers(plan: &Plan, rank: Rank, channel: Channel) -> Result<u32> {
+pub fn buffer_lifetimes(plan: &Plan, rank: Rank, channel: Channel) -> Result<Vec<Lifetime>> {
     plan.require_rank(rank)?;
     plan.require_rank(channel.source)?;
     if channel.destination != rank {
@@ -131,20 +140,36 @@ pub fn buffers(plan: &Plan, rank: Rank, channel: Channel) -> Result<u32> {
             last.insert((op.stage, op.unit), at);
         }
     }
-    let (mut live, mut most) = (0u32, 0u32);
-    let mut freed = vec![0u32; held.ops.len() + 1];
-    for (at, &op) in held.ops.iter().enumerate() {
-        live -= freed[at];
-        if op.kind.is_recv() && Channel::of(plan, rank, op) == Some(channel) {
-            live += 1;
-            most = most.max(live);
-            if let Some(&reader) = last
-                .get(&(op.stage, op.unit))
-                .filter(|&&reader| reader > at)
-            {
-                freed[reader + 1] += 1;
-            }
+    let received = held
+        .ops
+        .iter()
+        .enumerate()
+        .filter(|&(_, &op)| op.kind.is_recv() && Channel::of(plan, rank, op) == Some(channel));
+    let lifetimes = received.map(|(posted, op)| {
+        let reader = last.get(&(op.stage, op.unit)).copied();
+        Lifetime {
+            posted,
+            last_read: reader.filter(|&reader| reader > posted),
         }
+    });
+    Ok(lifetimes.collect())
+}
+
+/// Number of receive buffers that a rank of a lowered plan needs for a channel: the most of its
+/// messages that are posted and not yet free at one time.
+///
+/// # Errors
+/// As [`buffer_lifetimes`].
+pub fn buffers(plan: &Plan, rank: Rank, channel: Channel) -> Result<u32> {
+    let lifetimes = buffer_lifetimes(plan, rank, channel)?;
+    let mut freed: Vec<usize> = lifetimes.iter().filter_map(|life| life.last_read).collect();
+    freed.sort_unstable();
+    let (mut most, mut gone) = (0, 0);
+    for (taken, life) in (1..).zip(&lifetimes) {
+        while freed.get(gone).is_some_and(|&read| read < life.posted) {
+            gone += 1;
+        }
+        most = most.max(taken - gone);
     }
-    Ok(most)
+    Ok(u32::try_from(most).unwrap_or(u32::MAX))
 }

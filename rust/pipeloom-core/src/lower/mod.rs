@@ -27,7 +27,7 @@ use crate::op::Op;
 use crate::plan::Plan;
 use crate::semantics::Style;
 
-pub use buffers::{Channel, Direction, buffers, sources};
+pub use buffers::{Channel, Direction, Lifetime, buffer_lifetimes, buffers, sources};
 
 /// Most compute ops of a plan that can be lowered: a lowered plan holds all its ops, at 16 bytes.
 pub const MAX_OPS: u64 = 1 << 27;

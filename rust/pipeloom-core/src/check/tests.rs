@@ -278,8 +278,8 @@ fn a_million_mutants_are_judged_like_the_slow_checkers_do() {
     for seed in 0..count {
         judged[usize::from(judge(seed))] += 1;
     }
-    // Broken; stuck; right: of a million 882,976, 9,414 and 107,610.
-    assert!(judged.iter().all(|&kind| kind > count / 200), "{judged:?}");
+    // Broken; stuck; right.
+    assert!(judged.iter().all(|&kind| kind > count / 50), "{judged:?}");
 }
 
 /// Whatever is done to a plan: no panic, the rules that the slow checker finds broken, and

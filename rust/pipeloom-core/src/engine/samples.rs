@@ -304,7 +304,12 @@ pub(crate) fn mutate(rng: &mut Rng, plan: &Plan) -> Plan {
             let at = at.min(ranks[rank].ops.len());
             ranks[rank].ops.insert(at, op);
         };
-        match rng.below(7) {
+        // Ops of one kind in another order: often sound, and often stuck.
+        let alike: Vec<usize> = (0..ranks[rank].ops.len())
+            .filter(|&at| ranks[rank].ops[at].kind == op.kind)
+            .collect();
+        match rng.below(14) {
+            7.. => ranks[rank].ops.swap(from, alike[rng.below(alike.len())]),
             0 => drop(&mut ranks),
             1 => add(&mut ranks, rank, to, op),
             2 => {

@@ -31,7 +31,9 @@ from pipeloom.runtime.structure import is_plain, leaves_of, map_leaves
 from pipeloom.runtime.transport import UNKNOWN_SHAPES, Boundary, RecvHandle, Transport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
+
+    from torch.autograd.graph import GradientEdge
 
 __all__ = ["Event", "ForwardFn", "LossFn", "RankExecutor", "StepOptions"]
 
@@ -39,7 +41,7 @@ LossFn: TypeAlias = "Callable[[Any], Any]"
 """Takes the last stage's output; gives (loss_sum, num_tokens) or (loss_sum, num_tokens, report)."""
 
 ForwardFn: TypeAlias = "Callable[[int, int, Any, bool | None], tuple[Any, LossFn | None]]"
-"""Runs a chunk: (chunk, microbatch, input or None, recompute or None) -> (output, loss_func)."""
+"""Runs a chunk: (chunk, unit, input or None, recompute or None) -> (output, loss_func)."""
 
 
 class Event(NamedTuple):
@@ -87,6 +89,7 @@ class RankExecutor:
         self.program = program
         self.boundary = options.boundary
         self.rank = program.rank
+        # By unit.
         self.losses: dict[int, Tensor] = {}
         self.num_tokens: dict[int, Any] = {}
         self.reports: dict[int, Any] = {}
@@ -163,7 +166,7 @@ class RankExecutor:
         if stage_input is not None and self._training:
             self._inputs[cell] = _open(stage_input)
         recompute = op.recompute if self.program.has_mask else None
-        output, loss_func = self._chunk_forward(op.chunk, op.microbatch, stage_input, recompute)
+        output, loss_func = self._chunk_forward(op.chunk, op.unit, stage_input, recompute)
         if op.inner_end:
             self._take_loss(op, output, loss_func)
             return
@@ -185,9 +188,9 @@ class RankExecutor:
         return map_leaves(_detached, output)
 
     def _take_loss(self, op: Instruction, output: Any, loss_func: LossFn | None) -> None:
-        microbatch = op.microbatch
+        unit = op.unit
         if self._options.keep_outputs:
-            self.outputs[microbatch] = map_leaves(Tensor.detach, output)
+            self.outputs[unit] = map_leaves(Tensor.detach, output)
         if loss_func is None:
             if self._training:
                 raise TypeError(
@@ -198,10 +201,10 @@ class RankExecutor:
                 )
             return
         loss, *rest = _as_tuple(loss_func(output))
-        self.losses[microbatch] = loss.detach()
-        self.num_tokens[microbatch] = rest[0] if rest else 1  # on a GPU int() would wait
+        self.losses[unit] = loss.detach()
+        self.num_tokens[unit] = rest[0] if rest else 1  # on a GPU int() would wait
         if len(rest) > 1:
-            self.reports[microbatch] = rest[1]
+            self.reports[unit] = rest[1]
         if self._training:
             if loss.numel() != 1:
                 raise BoundaryError(
@@ -222,13 +225,8 @@ class RankExecutor:
         self._inputs[cell] = None
         leaves = () if inputs is None else _as_tuple(inputs)
         incoming = _as_tuple(self._seed if op.outer else gradient)
-        if op.action == RUN_INPUT_HALF:
-            # A recomputed forward would be run again by every run of the engine: one must do.
-            halves = SplitBackward(edges, leaves, whole_first=op.recompute)
-            halves.input_half(incoming)
-            self._edges[cell] = halves
-        else:
-            full_backward(edges, incoming)
+        self._differentiate(op, edges, incoming, leaves)
+        if op.action != RUN_INPUT_HALF:
             self._gradients_ready(op)
         if op.inner_end:
             return
@@ -239,6 +237,22 @@ class RankExecutor:
             self._gradients[op.hand_to] = result
         else:
             self._outbox[cell] = result
+
+    def _differentiate(
+        self,
+        op: Instruction,
+        edges: Sequence[GradientEdge],
+        gradients: Sequence[Tensor],
+        leaves: Sequence[Tensor],
+    ) -> None:
+        """Run the engine: all of it, or towards `leaves` with a rest that waits for `W`."""
+        if op.action != RUN_INPUT_HALF:
+            full_backward(edges, gradients)
+            return
+        # A recomputed forward would be run again by every run of the engine: one must do.
+        halves = SplitBackward(edges, leaves, whole_first=op.recompute)
+        halves.input_half(gradients)
+        self._edges[op.cell] = halves
 
     def _weight_half(self, op: Instruction) -> None:
         halves = self._edges[op.cell]
@@ -294,9 +308,10 @@ class RankExecutor:
         forward = op.action == RUN_FORWARD
         what, word = ("the activation", "RECV_F") if forward else ("the gradient", "RECV_B")
         peer = self.waiting_for.channel.source
+        piece = f", piece {op.piece}" if self.program.num_seq_pieces > 1 else ""
         return (
-            f"{place} and waits for {what} of microbatch {op.microbatch} "
-            f"({op.stage}{word}{op.microbatch}) from rank {peer}"
+            f"{place} and waits for {what} of microbatch {op.microbatch}{piece} "
+            f"({op.stage}{word}{op.unit}) from rank {peer}"
         )
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["piece_sizes", "split_batch", "split_named", "split_sequences"]
 
-SequenceDim: TypeAlias = "int | None | Mapping[str, int | None]"
+SequenceDim: TypeAlias = "int | Mapping[str, int | None] | None"
 """Where the sequence is: a dimension, None for none, or that by name."""
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from pipeloom.runtime.backward import gradient_edge
@@ -62,9 +63,13 @@ def with_earlier_pieces(tensor: Tensor, key: Hashable, *, dim: int) -> Tensor:
         tensor([0, 1, 2])
         tensor([0, 1, 2, 3, 4, 5])
     """
-    if not _in_use or not torch._C._is_key_in_tls(_CURRENT):
-        return tensor
-    current: _Pass | None = torch._C._get_obj_in_tls(_CURRENT)
+    return _extend(tensor, key, dim) if _in_use else tensor
+
+
+@_disable_dynamo  # lazily, as `torch.utils.checkpoint` is
+def _extend(tensor: Tensor, key: Hashable, dim: int) -> Tensor:
+    known = torch._C._is_key_in_tls(_CURRENT)
+    current: _Pass | None = torch._C._get_obj_in_tls(_CURRENT) if known else None
     return tensor if current is None else current.extend(tensor, key, dim)
 
 
@@ -165,7 +170,7 @@ class _Pass:
         self, parts: dict[Hashable, dict[int, _Part]], piece: int, *, is_first: bool
     ) -> None:
         self._parts, self._piece, self._is_first = parts, piece, is_first
-        self._joined: dict[int, tuple[StorageWeakRef, tuple[Tensor, ...], int, torch.dtype]] = {}
+        self._joined: dict[int, tuple[Any, tuple[Tensor, ...], int, torch.dtype]] = {}
 
     @contextmanager
     def current(self) -> Iterator[None]:
@@ -190,7 +195,7 @@ class _Pass:
         if self._is_first:
             storage = joined.untyped_storage()
             leaves = (*earlier, parts[self._piece].leaf)
-            self._joined[storage._cdata] = (StorageWeakRef(storage), leaves, dim, joined.dtype)
+            self._joined[storage._cdata] = (_reference(storage), leaves, dim, joined.dtype)
         return joined
 
     def pack(self, saved: Tensor) -> Any:
@@ -214,11 +219,18 @@ class _Pass:
             problem = f"piece {number} uses it only where its forward is run again"
             hint = "call with_earlier_pieces with the same keys in every forward"
         elif not self._is_first and tensor.requires_grad and parts[number].edge is None:
-            problem = f"the forward of piece {number} used it without gradients, its second run does"
+            problem = (
+                f"the forward of piece {number} used it without gradients, its second run does"
+            )
             hint = "checkpoint(..., use_reentrant=False): a reentrant one hides the first forward"
         else:
             return
         raise PipelineError(with_hint(f"with_earlier_pieces, key {key!r:.200}: {problem}", hint))
+
+
+def _reference(storage: torch.UntypedStorage) -> Any:
+    """Keeps the address of a storage from being used again, not its memory."""
+    return StorageWeakRef(storage)  # type: ignore[no-untyped-call]
 
 
 def _unpack(kept: Any) -> Tensor:

@@ -343,9 +343,7 @@ class Pipeline:
         for stage, extra in (stage_inputs or {}).items():
             name = f"stage_inputs[{stage}]"
             named = split_named(extra, compiled.num_microbatches, name)
-            extras[stage] = split_sequences(
-                named, compiled.num_seq_pieces, self.sequence_dim, name
-            )
+            extras[stage] = split_sequences(named, compiled.num_seq_pieces, self.sequence_dim, name)
         places = list(compiled.plan.stages)
         forwards = {}
         for rank, chunks in self.chunks.items():
@@ -392,7 +390,9 @@ class Pipeline:
 
 def _plan_like(plan: Plan, num_microbatches: int) -> Plan:
     """An evaluation's plan over the stages of another, which it cuts sequences as."""
-    numbers = {"pp": plan.pp, "vp": plan.vp, "num_microbatches": num_microbatches}
-    if plan.num_seq_pieces > 1 and plan.vp == 1:  # no other family has pieces
-        return pl.plan("seq1f1b", num_seq_pieces=plan.num_seq_pieces, **numbers)
-    return pl.plan("hanayo" if plan.placement == "v" else "forward_only", **numbers)
+    pieces, schedule = None, "hanayo" if plan.placement == "v" else "forward_only"
+    if plan.num_seq_pieces > 1 and plan.vp == 1:  # with more chunks no family has pieces
+        pieces, schedule = plan.num_seq_pieces, "seq1f1b"
+    return pl.plan(
+        schedule, pp=plan.pp, vp=plan.vp, num_microbatches=num_microbatches, num_seq_pieces=pieces
+    )

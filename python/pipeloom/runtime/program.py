@@ -33,8 +33,8 @@ NO_KEY = Key(-1, -1)
 class Instruction:
     """One op of a rank, ready to run.
 
-    A unit is a microbatch, or a piece of it where the plan cuts sequences. A cell is the number of a
-    (chunk, unit) on its rank: the place of its tensors in the executor's tables.
+    A unit is a microbatch, or a piece of it where the plan cuts sequences. A cell is the number of
+    a (chunk, unit) on its rank: the place of its tensors in the executor's tables.
     """
 
     action: int
@@ -242,8 +242,7 @@ class _Compiler:
         return Program(
             rank=rank,
             instructions=tuple(instructions),
-            num_cells=self.num_units
-            * max((self.stages[stage][1] + 1 for stage in own), default=0),
+            num_cells=self.num_units * max((self.stages[stage][1] + 1 for stage in own), default=0),
             has_mask=mask,
             hosts_input=any(self._is_first(stage) for stage in own),
             hosts_loss=any(self._is_last(stage) for stage in own),

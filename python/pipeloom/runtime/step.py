@@ -111,9 +111,7 @@ def run_step(
         transport.agree(
             {
                 "plan": compiled.digest,
-                "boundary": options.boundary.describe(
-                    compiled.plan.num_stages, compiled.num_units
-                ),
+                "boundary": options.boundary.describe(compiled.plan.num_stages, compiled.num_units),
                 **versions(),
                 **(fingerprint or {}),
             }

@@ -220,8 +220,8 @@ class TrainingArguments:
             raise ConfigError(f"{what} has no backward, so it trains nothing\nhint: 1f1b has")
         if plan.num_seq_pieces > self.seq_length:
             raise ConfigError(
-                f"{what} cuts sequences into num_seq_pieces={plan.num_seq_pieces} pieces, more than "
-                f"seq_length={self.seq_length}\nhint: give each piece at least one token"
+                f"{what} cuts sequences into num_seq_pieces={plan.num_seq_pieces} pieces, but "
+                f"they have seq_length={self.seq_length}\nhint: give each piece at least one token"
             )
         if plan.style is not None and self.p2p != "auto":
             raise ConfigError(

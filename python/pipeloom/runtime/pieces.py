@@ -110,13 +110,17 @@ class SequenceCache:
         self._parts: dict[Hashable, dict[int, _Part]] = {}
 
     @contextmanager
-    def forward(self, piece: int) -> Iterator[None]:
+    def forward(self, piece: int, *, lean: bool = False) -> Iterator[None]:
         """The forward of a piece: `with_earlier_pieces` adds to this cache.
 
         What autograd saves of the joined tensors is joined again in the backward, or every piece
         would hold a copy of all before it.
+
+        Args:
+            piece: Its number.
+            lean: The graph keeps nothing, so a part of a tensor is copied rather than all kept.
         """
-        made = _Pass(self._parts, piece, is_first=True)
+        made = _Pass(self._parts, piece, is_first=True, lean=lean)
         if piece == 0 or not torch.is_grad_enabled():
             with made.current():
                 yield
@@ -167,9 +171,14 @@ class _Pass:
     """One run through a stage's forward on one piece."""
 
     def __init__(
-        self, parts: dict[Hashable, dict[int, _Part]], piece: int, *, is_first: bool
+        self,
+        parts: dict[Hashable, dict[int, _Part]],
+        piece: int,
+        *,
+        is_first: bool,
+        lean: bool = False,
     ) -> None:
-        self._parts, self._piece, self._is_first = parts, piece, is_first
+        self._parts, self._piece, self._is_first, self._lean = parts, piece, is_first, lean
         self._joined: dict[int, tuple[Any, tuple[Tensor, ...], int, torch.dtype]] = {}
 
     @contextmanager
@@ -186,8 +195,10 @@ class _Pass:
         parts = self._parts.setdefault(key, {})
         self._check(tensor, key, parts)
         if self._is_first:
-            leaf = tensor.detach().requires_grad_(tensor.requires_grad)
-            parts[self._piece] = _Part(leaf, gradient_edge(tensor))
+            leaf = tensor.detach()
+            if self._lean and leaf.untyped_storage().nbytes() > leaf.nbytes:
+                leaf = leaf.clone()
+            parts[self._piece] = _Part(leaf.requires_grad_(tensor.requires_grad), gradient_edge(tensor))
         if self._piece == 0:
             return tensor
         earlier = [parts[number].leaf for number in range(self._piece)]

@@ -38,12 +38,11 @@ class PieceExecutor(RankExecutor):
             del self._caches[op.chunk, op.microbatch]
 
     def _forward(self, op: Instruction, stage_input: Any) -> None:
-        with self._cache_of(op).forward(op.piece):
+        lean = not self._training or bool(op.recompute)
+        with self._cache_of(op).forward(op.piece, lean=lean):
             super()._forward(op, stage_input)
-        if not self._training:  # the last piece's forward comes last
-            last = op.piece == self.program.num_seq_pieces - 1
-            if last:
-                del self._caches[op.chunk, op.microbatch]
+        if not self._training and op.piece == self.program.num_seq_pieces - 1:
+            del self._caches[op.chunk, op.microbatch]
 
     def _differentiate(
         self,

@@ -30,7 +30,7 @@ FREE_TO_CHANGE = frozenset(
 # What a plan says by itself.
 _OF_THE_PLAN = (
     *("pp", "vp", "schedule", "num_microbatches", "microbatch_group_size", "recompute"),
-    *("num_seq_pieces",),
+    "num_seq_pieces",
     "num_microbatches_with_partial_activation_checkpoints",
 )
 
@@ -163,6 +163,8 @@ def _resumed(given: dict[str, Any]) -> TrainingArguments:
             stored[name] = None
         if stored["schedule"] == "csv":
             del stored["schedule"]
+    if {"schedule", "plan"} & given.keys():
+        stored["num_seq_pieces"] = None
     if {"recompute", "num_microbatches_with_partial_activation_checkpoints"} & given.keys():
         stored |= {
             "recompute": False,

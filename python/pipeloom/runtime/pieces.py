@@ -198,7 +198,9 @@ class _Pass:
             leaf = tensor.detach()
             if self._lean and leaf.untyped_storage().nbytes() > leaf.nbytes:
                 leaf = leaf.clone()
-            parts[self._piece] = _Part(leaf.requires_grad_(tensor.requires_grad), gradient_edge(tensor))
+            parts[self._piece] = _Part(
+                leaf.requires_grad_(tensor.requires_grad), gradient_edge(tensor)
+            )
         if self._piece == 0:
             return tensor
         earlier = [parts[number].leaf for number in range(self._piece)]

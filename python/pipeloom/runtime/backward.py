@@ -23,7 +23,9 @@ __all__ = [
 ]
 
 # `torch.autograd.backward` spends as long on checking its arguments as a small stage's backward
-# takes; shapes were checked when the tensors crossed the boundary.
+# takes; shapes were checked when the tensors crossed the boundary. Arguments: roots (edges, or
+# tensors), their gradients, whether to keep the graph, to make one of the gradients, the leaves to
+# reach (none: all), whether some may be out of reach, whether to add to `grad`.
 _run_engine = Variable._execution_engine.run_backward
 
 
@@ -57,23 +59,20 @@ def gradient_edge(output: Tensor) -> GradientEdge | None:
 
 def gradient_edges(outputs: Iterable[Tensor]) -> tuple[GradientEdge, ...]:
     """The edges of those outputs that want a gradient, in order."""
-    edges = (gradient_edge(output) for output in outputs)
-    return tuple(edge for edge in edges if edge is not None)
+    edges = [gradient_edge(output) for output in outputs]
+    return tuple([edge for edge in edges if edge is not None])
 
 
-def full_backward(edges: Sequence[GradientEdge], gradients: Sequence[Tensor]) -> None:
+def full_backward(edges: Sequence[GradientEdge | Tensor], gradients: Sequence[Tensor]) -> None:
     """Run `B`: add the gradients of everything behind `edges` to the leaves.
 
     Args:
-        edges: What `gradient_edges` gave for the stage's outputs, or for its loss.
+        edges: What `gradient_edges` gave for the stage's outputs; or the loss itself.
             None of them: no-op.
         gradients: Gradients of those outputs, each of its output's shape.
     """
     if edges:
-        _run_engine(
-            tuple(edges), tuple(gradients), False, False, (),
-            allow_unreachable=True, accumulate_grad=True,
-        )  # fmt: skip
+        _run_engine(tuple(edges), tuple(gradients), False, False, (), True, True)
 
 
 def input_gradient(stage_input: Tensor) -> Tensor:
@@ -160,10 +159,7 @@ class SplitBackward:
             (now if leads else later).append((edge, gradient))
         try:
             if now:
-                _run_engine(
-                    *zip(*now, strict=True), True, False, inputs,
-                    allow_unreachable=True, accumulate_grad=True,
-                )  # fmt: skip
+                _run_engine(*zip(*now, strict=True), True, False, inputs, True, True)
         finally:
             for hook in hooks:
                 hook.remove()
@@ -177,10 +173,7 @@ class SplitBackward:
             found = [(GradientEdge(node, n), g) for n, g in enumerate(incoming) if g is not None]
             if found:
                 edges, gradients = zip(*found, strict=True)
-                _run_engine(
-                    edges, gradients, False, False, tuple(parameters),
-                    allow_unreachable=True, accumulate_grad=True,
-                )  # fmt: skip
+                _run_engine(edges, gradients, False, False, tuple(parameters), True, True)
         self._edges = self._gradients = ()
         self._parts = []
 

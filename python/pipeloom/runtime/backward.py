@@ -196,6 +196,7 @@ def _cuts(roots: Sequence[Node], inputs: Sequence[Tensor]) -> _Cuts:
     leads: dict[Node, bool] = {}
     leaves: dict[Node, list[Tensor]] = {}  # parameters of nodes that do not lead to an input
     nodes: list[tuple[Node, list[Tensor]]] = []
+    behind: dict[Node, list[Node]] = {}  # asking a node makes new objects: once is enough
     compiled = False
     stack = list(roots)
     while stack:
@@ -203,25 +204,26 @@ def _cuts(roots: Sequence[Node], inputs: Sequence[Tensor]) -> _Cuts:
         if node in leads:
             stack.pop()
             continue
-        children = [child for child, _ in node.next_functions if child is not None]
-        unseen = [child for child in children if child not in leads]
-        if unseen:
-            stack.extend(unseen)
+        if node not in behind:
+            behind[node] = [child for child, _ in node.next_functions if child is not None]
+            stack.extend(child for child in behind[node] if child not in leads)
             continue
         stack.pop()
-        variable = getattr(node, "variable", None)
+        children = behind[node]
+        variable = None if children else getattr(node, "variable", None)
         if variable is not None:
             leads[node] = id(variable) in wanted
-            leaves[node] = [] if leads[node] else [variable]
+            leaves[node] = [variable]
             continue
-        leads[node] = any(leads[child] for child in children)
-        compiled |= leads[node] and node.name() == "CompiledFunctionBackward"
-        own = [leaf for child in children if not leads[child] for leaf in leaves[child]]
-        unique = list({id(leaf): leaf for leaf in own}.values())
-        leaves[node] = unique
-        if leads[node] and unique:
-            nodes.append((node, unique))
+        apart = [child for child in children if not leads[child]]
+        leads[node] = len(apart) < len(children)
+        own = {id(leaf): leaf for child in apart for leaf in leaves[child]}
+        if not leads[node]:
+            leaves[node] = list(own.values())
+        elif own:
+            nodes.append((node, list(own.values())))
+        compiled |= leads[node] and type(node).__name__ == "CompiledFunctionBackward"
     found = [id(leaf) for _, parameters in nodes for leaf in parameters]
-    apart = {root for root in roots if not leads[root]}
-    found += {id(leaf) for root in apart for leaf in leaves[root]}
+    beside = {root for root in roots if not leads[root]}
+    found += {id(leaf) for root in beside for leaf in leaves[root]}
     return _Cuts(leads, nodes, compiled or len(found) != len(set(found)))

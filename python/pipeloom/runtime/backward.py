@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch.autograd import Variable
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -53,7 +53,7 @@ def gradient_edge(output: Tensor) -> GradientEdge | None:
         return None
     node = output.grad_fn
     if node is None:  # the stage gave back its own input
-        return torch.autograd.graph.get_gradient_edge(output)
+        return get_gradient_edge(output)
     return GradientEdge(node, output.output_nr)
 
 
@@ -100,7 +100,7 @@ class SplitBackward:
     for it.
 
     Args:
-        edges: What `gradient_edges` gave for the outputs or the loss.
+        edges: What `gradient_edges` gave for the outputs; or the loss itself.
         inputs: The stage's inputs that want a gradient, leaves; none on the first stage.
         whole_first: Run everything in `I`, for instance because the graph is recomputed each time
             that the engine goes through it.
@@ -119,12 +119,14 @@ class SplitBackward:
 
     def __init__(
         self,
-        edges: Sequence[GradientEdge],
+        edges: Sequence[GradientEdge | Tensor],
         inputs: Sequence[Tensor],
         *,
         whole_first: bool = False,
     ) -> None:
-        self._edges = tuple(edges)
+        self._edges = tuple(
+            edge if isinstance(edge, GradientEdge) else get_gradient_edge(edge) for edge in edges
+        )
         self._inputs = tuple(inputs)
         self._whole_first = whole_first
         self._gradients: tuple[Tensor, ...] = ()  # of the edges left for `W` to run in full

@@ -31,7 +31,9 @@ from pipeloom.runtime.structure import is_plain, leaves_of, map_leaves
 from pipeloom.runtime.transport import UNKNOWN_SHAPES, Boundary, RecvHandle, Transport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
+
+    from torch.autograd.graph import GradientEdge
 
 __all__ = ["Event", "ForwardFn", "LossFn", "RankExecutor", "StepOptions"]
 
@@ -221,26 +223,36 @@ class RankExecutor:
         cell = op.cell
         edges, self._edges[cell] = self._edges[cell], None
         inputs, self._inputs[cell] = self._inputs[cell], None
+        leaves = () if inputs is None else _as_tuple(inputs)
         incoming = self._seed if op.outer else _as_tuple(gradient)
-        if op.action == RUN_INPUT_HALF:
-            # A recomputed forward would be run again by every run of the engine: one must do.
-            edges = gradient_edges(edges) if op.outer else edges
-            leaves = () if inputs is None else _as_tuple(inputs)
-            halves = SplitBackward(edges, leaves, whole_first=bool(op.recompute))
-            halves.input_half(incoming)
-            self._edges[cell] = halves
-        else:
-            full_backward(edges, incoming)
-            if op.last_of_chunk:
-                self._gradients_ready(op)
+        self._differentiate(op, edges, incoming, leaves)
+        if op.last_of_chunk:
+            self._gradients_ready(op)
         if op.inner_end:
             return
-        lone = isinstance(inputs, Tensor)
-        result = input_gradient(inputs) if lone else tuple(map(input_gradient, inputs))
+        result: Any = tuple(map(input_gradient, leaves))
+        if isinstance(inputs, Tensor):
+            (result,) = result
         if op.hand_to >= 0:
             self._gradients[op.hand_to] = result
         else:
             self._outbox[cell] = result
+
+    def _differentiate(
+        self,
+        op: Instruction,
+        edges: Sequence[GradientEdge | Tensor],
+        gradients: Sequence[Tensor],
+        leaves: Sequence[Tensor],
+    ) -> None:
+        """Run the engine: all of it, or towards `leaves` with a rest that waits for `W`."""
+        if op.action != RUN_INPUT_HALF:
+            full_backward(edges, gradients)
+            return
+        # A recomputed forward would be run again by every run of the engine: one must do.
+        halves = SplitBackward(edges, leaves, whole_first=bool(op.recompute))
+        halves.input_half(gradients)
+        self._edges[op.cell] = halves
 
     def _weight_half(self, op: Instruction, _: None) -> None:
         halves, self._edges[op.cell] = self._edges[op.cell], None

@@ -203,6 +203,6 @@ def _sum_in_order(losses: list[Tensor], loss_scale: float) -> Tensor | None:
     """Scale losses and add them one by one: `Tensor.sum` adds in an order of its own."""
     if not losses:
         return None
-    scaled = torch.stack([loss.reshape(()) for loss in losses]) * loss_scale
+    scaled = torch.stack([x.reshape(()) if x.dim() else x for x in losses]) * loss_scale
     first, *others = scaled.unbind()
     return sum(others, start=first)

@@ -47,7 +47,7 @@ class PieceExecutor(RankExecutor):
     def _differentiate(
         self,
         op: Instruction,
-        edges: Sequence[GradientEdge],
+        edges: Sequence[GradientEdge | Tensor],
         gradients: Sequence[Tensor],
         leaves: Sequence[Tensor],
     ) -> None:
@@ -60,9 +60,9 @@ class PieceExecutor(RankExecutor):
         if op.action != RUN_INPUT_HALF:
             self._finish(op)
 
-    def _weight_half(self, op: Instruction, *given: Any) -> None:
+    def _weight_half(self, op: Instruction, given: None) -> None:
         with self._cache_of(op).again(op.piece):
-            super()._weight_half(op, *given)
+            super()._weight_half(op, given)
         self._finish(op)
 
 

@@ -13,11 +13,14 @@ from torch._C._distributed_c10d import PrefixStore
 
 from pipeloom.runtime.agreement import NoticeBoard, Watchdog
 from pipeloom.runtime.errors import (
+    AgreementError,
+    BoundaryError,
     PeerLost,
     PipelineError,
     PipelineTimeout,
     TransferBroken,
     TransferTimeout,
+    note_place,
     with_hint,
 )
 from pipeloom.runtime.lanes import GroupLane, RecvLane, SendLane, complete
@@ -185,14 +188,42 @@ class TorchTransport:
 
     def agree(self, fingerprint: Mapping[str, str]) -> None:
         """Compare with all ranks, unless the same was agreed at the step before."""
+        self._require_whole()
         own = {**fingerprint, "transport": f"{self.backend}, sockets={self._hub is not None}"}
         if self._agreed != own:
-            self.board.agree(own, self.timeout_s)
+            try:
+                self.board.agree(own, self.timeout_s)
+            except AgreementError:
+                self._broken = self.board.failed()  # a rank is gone, not only of another mind
+                raise
             self._agreed = own
+
+    def _require_whole(self) -> None:
+        if self._broken:
+            raise PipelineError(
+                with_hint(
+                    f"rank {self.rank}: an earlier step failed and left messages under way",
+                    "start the processes again from a checkpoint",
+                )
+            )
+
+    def withdraw(self, error: BaseException) -> None:
+        """Tell the other ranks, whether they agree now or are in the step already."""
+        if not self._broken:
+            self._broken = True
+            self.board.withdraw(f"{type(error).__name__}: {error}")
+            self._hang_up()
 
     def send(self, channel: Channel, key: Key, value: Any, *, announce: bool) -> None:
         """Send without waiting, after its shape if the receiver does not know it."""
         tensor = to_message(value)
+        if tensor.layout is not torch.strided:
+            raise BoundaryError(
+                with_hint(
+                    f"rank {self.rank}: a tensor of layout {tensor.layout} can't be sent",
+                    "send x.to_dense(), and make it sparse again behind the boundary",
+                )
+            )
         if not tensor.is_contiguous():
             tensor = tensor.contiguous()
         self._senders[channel].send(key, tensor, announce=announce)
@@ -210,13 +241,7 @@ class TorchTransport:
             PipelineTimeout: A wait ran past the limit.
             PeerLost: A peer is gone.
         """
-        if self._broken:
-            raise PipelineError(
-                with_hint(
-                    f"rank {self.rank}: an earlier step failed and left messages under way",
-                    "start the processes again from a checkpoint",
-                )
-            )
+        self._require_whole()
         (executor,) = executors
         self._broken = True  # until the end is reached
         watchdog = Watchdog(self.board, executor.report, grace_s=max(1.0, self.timeout_s / 2))
@@ -231,7 +256,7 @@ class TorchTransport:
         except TransferBroken as error:
             raise self._failure(executor, PeerLost, "the connection broke") from error
         except BaseException as error:
-            error.add_note(executor.report())
+            note_place(error, executor.report())
             self.board.post_failure(f"{executor.report()}: {type(error).__name__}: {error}")
             self._hang_up()
             raise

@@ -198,21 +198,33 @@ class RankExecutor:
                 )
             return
         loss, *rest = _as_tuple(loss_func(output))
+        self._check_loss(op, loss)
         self.losses[microbatch] = loss.detach()
         self.num_tokens[microbatch] = rest[0] if rest else 1  # on a GPU int() would wait
         if len(rest) > 1:
             self.reports[microbatch] = rest[1]
         if self._training:
-            if loss.numel() != 1:
-                raise BoundaryError(
-                    with_hint(
-                        f"the loss of {op.text} has shape {tuple(loss.shape)}, not one number",
-                        "give the sum of the microbatch's token losses",
-                    )
-                )
             self._edges[op.cell] = gradient_edges((loss,))
             if self._seed is None or self._seed.shape != loss.shape:
                 self._seed = torch.full_like(loss, self._options.loss_scale)
+
+    def _check_loss(self, op: Instruction, loss: Any) -> None:
+        """Refuse what is no number, and a number that would train nothing."""
+        if not isinstance(loss, Tensor):
+            what = f"is of type {type(loss).__name__}, not a tensor of one number"
+        elif loss.numel() != 1:
+            what = f"has shape {tuple(loss.shape)}, not one number"
+        elif self._training and not loss.requires_grad and self._inputs[op.cell] != ():
+            # Of a structure, no leaf may want a gradient: then there is nothing to train before.
+            what = "has no gradient: nothing would be trained"
+        else:
+            return
+        raise BoundaryError(
+            with_hint(
+                f"the loss of {op.text} {what}",
+                "give the sum of the microbatch's token losses, neither detached nor made anew",
+            )
+        )
 
     def _backward(self, op: Instruction, gradient: Any) -> None:
         cell = op.cell

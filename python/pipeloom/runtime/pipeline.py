@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,79 +10,26 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import pipeloom as pl
-from pipeloom.runtime.batches import split_batch, split_named
+from pipeloom.runtime.batches import require_pairs, split_batch, split_named
+from pipeloom.runtime.chunks import place_chunks
 from pipeloom.runtime.errors import PipelineError, with_hint
 from pipeloom.runtime.executor import ForwardFn, LossFn, StepOptions
 from pipeloom.runtime.gradients import TiedWeight, clip_grad_norm
 from pipeloom.runtime.local import LocalTransport
 from pipeloom.runtime.program import CompiledPlan, compile_plan
 from pipeloom.runtime.replicas import replica_weights
-from pipeloom.runtime.step import StepResult, run_step
+from pipeloom.runtime.step import StepResult, entering, run_step
 from pipeloom.runtime.structure import call_module
 from pipeloom.runtime.transport import Boundary, Transport
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
     from torch.distributed import ProcessGroup
 
     from pipeloom import Plan
 
-__all__ = ["Pipeline", "place_chunks"]
-
-
-def place_chunks(
-    plan: Plan,
-    ranks: Sequence[int],
-    chunks: Mapping[int, Sequence[nn.Module]] | Sequence[nn.Module],
-) -> dict[int, list[nn.Module]]:
-    """Give each of `ranks` its list of chunks.
-
-    Args:
-        plan: Says which rank holds which stage.
-        ranks: The ranks of this process.
-        chunks: A mapping from rank to its chunks; or all stages in order; or, with one rank in
-            this process, its own chunks.
-
-    Raises:
-        PipelineError: The number of modules does not fit the plan.
-
-    Examples:
-        >>> import pipeloom as pl
-        >>> from torch import nn
-        >>> stages = [nn.Identity(), nn.ReLU(), nn.Tanh(), nn.Sigmoid()]
-        >>> place_chunks(pl.plan("interleaved_1f1b", pp=2, vp=2, num_microbatches=2), [1], stages)
-        {1: [ReLU(), Sigmoid()]}
-    """
-    stages = list(plan.stages)
-    counts = {
-        rank: max((chunk + 1 for owner, chunk in stages if owner == rank), default=0)
-        for rank in ranks
-    }
-    if isinstance(chunks, Mapping):
-        placed = {rank: list(chunks.get(rank, ())) for rank in ranks}
-    elif len(chunks) == len(stages):
-        placed = {rank: [nn.Identity()] * counts[rank] for rank in ranks}
-        for (rank, chunk), module in zip(stages, chunks, strict=True):
-            if rank in placed:
-                placed[rank][chunk] = module
-    elif len(ranks) == 1:
-        placed = {ranks[0]: list(chunks)}
-    else:
-        raise PipelineError(
-            with_hint(
-                f"chunks has {len(chunks)} modules, but the plan has {len(stages)} stages",
-                "give one module a stage in order, or a mapping from rank to its list of chunks",
-            )
-        )
-    for rank, modules in placed.items():
-        if len(modules) != counts[rank]:
-            raise PipelineError(
-                with_hint(
-                    f"rank {rank} has {len(modules)} chunks, but the plan gives it {counts[rank]}",
-                    f"give one module for each of its stages: "
-                    f"{[stage for stage, place in enumerate(stages) if place[0] == rank]}",
-                )
-            )
-    return placed
+__all__ = ["Pipeline"]
 
 
 class Pipeline:
@@ -142,17 +88,26 @@ class Pipeline:
             raise PipelineError(
                 with_hint(f"order={order!r} is unknown", 'give order="plan" or order="ready"')
             )
-        self.order = order
-        self.transport: Transport = LocalTransport(plan.pp) if transport is None else transport
-        if self.transport.pp != plan.pp:
+        if not hasattr(plan, "stages"):
             raise PipelineError(
                 with_hint(
-                    f"the plan has pp={plan.pp}, but the transport has {self.transport.pp} ranks",
-                    "plan for as many ranks as the process group has",
+                    f"plan is of type {type(plan).__name__}, not a plan",
+                    'make one: pipeloom.plan("1f1b", pp=2, num_microbatches=4)',
                 )
             )
+        self.order = order
+        self.transport: Transport = LocalTransport(plan.pp) if transport is None else transport
         self.plan = plan
-        self.chunks = place_chunks(plan, self.transport.local_ranks, chunks)
+        with entering(self.transport):
+            if self.transport.pp != plan.pp:
+                ranks = self.transport.pp
+                raise PipelineError(
+                    with_hint(
+                        f"the plan has pp={plan.pp}, but the transport has {ranks} ranks",
+                        "plan for as many ranks as the process group has",
+                    )
+                )
+            self.chunks = place_chunks(plan, self.transport.local_ranks, chunks)
         self.loss_fn = loss_fn
         self.boundary = Boundary(boundary_shape, boundary_dtype)
         self.count = count
@@ -199,10 +154,18 @@ class Pipeline:
             PipelineTimeout: A wait ran past its limit.
             PeerLost: Another rank ended.
         """
-        compiled = self._compile(plan or self.plan, forward_only=False)
-        parts, goals = self._parts(compiled, batch, targets)
-        if loss_scale is None:
-            loss_scale = self._scale(goals)
+        with entering(self.transport):
+            compiled = self._compile(plan or self.plan, forward_only=False)
+            if compiled.forward_only:
+                raise PipelineError(
+                    with_hint(
+                        f"the plan {compiled.plan.schedule} has no backward: a step trains nothing",
+                        "call evaluate, or plan a schedule with backwards, such as 1f1b",
+                    )
+                )
+            parts, goals = self._parts(compiled, batch, targets)
+            if loss_scale is None:
+                loss_scale = self._scale(goals)
         options = StepOptions(
             loss_scale=loss_scale,
             boundary=self.boundary,
@@ -234,12 +197,13 @@ class Pipeline:
         Returns:
             Loss and outputs; training's gradients are untouched.
         """
-        plan = self.plan
-        if num_microbatches is not None and num_microbatches != plan.num_microbatches:
-            schedule = "hanayo" if plan.placement == "v" else "forward_only"
-            plan = pl.plan(schedule, pp=plan.pp, vp=plan.vp, num_microbatches=num_microbatches)
-        compiled = self._compile(plan, forward_only=True)
-        parts, goals = self._parts(compiled, batch, targets, needs_targets=not keep_outputs)
+        with entering(self.transport):
+            plan = self.plan
+            if num_microbatches is not None and num_microbatches != plan.num_microbatches:
+                schedule = "hanayo" if plan.placement == "v" else "forward_only"
+                plan = pl.plan(schedule, pp=plan.pp, vp=plan.vp, num_microbatches=num_microbatches)
+            compiled = self._compile(plan, forward_only=True)
+            parts, goals = self._parts(compiled, batch, targets, needs_targets=not keep_outputs)
         options = StepOptions(
             loss_scale=self._scale(goals),
             boundary=self.boundary,
@@ -306,19 +270,32 @@ class Pipeline:
                         "targets is missing on the rank of the last stage", "pass targets there"
                     )
                 )
+        if goals is not None and batch is not None:
+            require_pairs(batch, targets, microbatches)
         return parts, goals
 
     def _scale(self, goals: list[Any] | None) -> float:
         """1 / count of the step. Only ranks of the last stage use it."""
         if goals is None:
             return 1.0
-        total = sum(int(self.count(goal)) for goal in goals)
+        total = sum(map(self._count_of, goals))
         if self.data_parallel_group is not None:
             counts = torch.tensor([total], dtype=torch.int64)
             counts = counts.to(getattr(self.transport, "device", None))
             torch.distributed.all_reduce(counts, group=self.data_parallel_group)
             total = int(counts)
         return 1.0 / max(total, 1)
+
+    def _count_of(self, target: Any) -> int:
+        try:
+            return int(self.count(target))
+        except TypeError as error:
+            raise PipelineError(
+                with_hint(
+                    f"count fails on a target of type {type(target).__name__}: {error}",
+                    "pass count=, which takes a target and gives the number of losses in its sum",
+                )
+            ) from error
 
     def _run(
         self,
@@ -328,11 +305,20 @@ class Pipeline:
         goals: list[Any] | None,
         stage_inputs: Mapping[int, Mapping[str, Any]] | None,
     ) -> StepResult:
+        places = list(compiled.plan.stages)
+        with entering(self.transport):
+            unknown = sorted(set(stage_inputs or {}) - set(range(len(places))))
+            if unknown:
+                raise PipelineError(
+                    with_hint(
+                        f"stage_inputs names stages {unknown}, but the plan has {len(places)}",
+                        f"number stages from 0 to {len(places) - 1}",
+                    )
+                )
         extras = {
             stage: split_named(extra, compiled.num_microbatches, f"stage_inputs[{stage}]")
             for stage, extra in (stage_inputs or {}).items()
         }
-        places = list(compiled.plan.stages)
         forwards = {}
         for rank, chunks in self.chunks.items():
             own = {place[1]: extras.get(n) for n, place in enumerate(places) if place[0] == rank}
@@ -354,10 +340,10 @@ class Pipeline:
         goals: list[Any] | None,
         extras: dict[int, list[Any] | None],
     ) -> ForwardFn:
-        loss_fn, count = self.loss_fn, self.count
+        loss_fn, count = self.loss_fn, self._count_of
 
         def loss_of(target: Any, output: Any) -> tuple[Tensor, int]:
-            return loss_fn(output, target), int(count(target))
+            return loss_fn(output, target), count(target)
 
         def forward(
             chunk: int, microbatch: int, stage_input: Any, recompute: bool | None

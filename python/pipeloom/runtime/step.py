@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -10,14 +11,14 @@ import torch
 
 from pipeloom.runtime.agreement import versions
 from pipeloom.runtime.data_parallel import ChunkReduction
-from pipeloom.runtime.errors import PipelineError, with_hint
+from pipeloom.runtime.errors import AgreementError, PipelineError, with_hint
 from pipeloom.runtime.executor import Event, ForwardFn, RankExecutor, StepOptions
 from pipeloom.runtime.gradients import GradientStash, reduce_tied_gradients
 from pipeloom.runtime.ready import ReadyExecutor
 from pipeloom.runtime.replicas import replica_weights, share_losses
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from torch import Tensor
     from torch.distributed import ProcessGroup
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from pipeloom.runtime.program import CompiledPlan
     from pipeloom.runtime.transport import Transport
 
-__all__ = ["StepResult", "run_step"]
+__all__ = ["StepResult", "entering", "run_step"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,18 @@ def bubble_ratio(events: list[Event]) -> float:
     return 1.0 - max(work.values()) / span if span > 0 else 0.0
 
 
+@contextlib.contextmanager
+def entering(transport: Transport) -> Iterator[None]:
+    """What a rank does before a step: if it fails, the other ranks are told and do not wait."""
+    try:
+        yield
+    except AgreementError:  # which every rank has already
+        raise
+    except BaseException as error:
+        transport.withdraw(error)
+        raise
+
+
 def run_step(
     compiled: CompiledPlan,
     transport: Transport,
@@ -98,14 +111,15 @@ def run_step(
         Losses and what else was asked for.
     """
     training = not compiled.forward_only
-    if training and not torch.is_grad_enabled():
-        raise PipelineError(
-            with_hint(
-                "a training step needs gradients, but they are disabled here",
-                "leave torch.no_grad(), or evaluate with forward_only=True",
+    with entering(transport):
+        if training and not torch.is_grad_enabled():
+            raise PipelineError(
+                with_hint(
+                    "a training step needs gradients, but they are disabled here",
+                    "leave torch.no_grad(), or evaluate with forward_only=True",
+                )
             )
-        )
-    options.boundary.check_count(compiled.num_microbatches)
+        options.boundary.check_count(compiled.num_microbatches)
     if transport.backend is not None:  # one process agrees with itself
         transport.agree(
             {

@@ -114,6 +114,7 @@ class TrainingArguments:
     out: str | None = _option(None, "folder of the run (default: runs/train-N, the next free N)")
     resume: str | None = _option(None, "run folder or checkpoint to go on from")
     save_interval: int = _option(50, "steps between checkpoints; 0: only at the end")
+    keep_checkpoints: int = _option(0, "newest checkpoints to keep; 0: all")
     eval_interval: int = _option(0, "steps between evaluations; 0: only at the end")
     eval_microbatches: int = _option(16, "microbatches of an evaluation")
     profile: bool = _option(False, "record each op's times on every rank, for `pipeloom show RUN`")
@@ -309,7 +310,8 @@ _AT_LEAST_ONE = (
     *("num_microbatches", "steps", "pp", "dp", "eval_microbatches", "log_interval"),
 )
 _AT_LEAST_ZERO = (
-    *("lr_warmup_steps", "weight_decay", "clip_grad", "save_interval", "eval_interval", "seed"),
+    *("lr_warmup_steps", "weight_decay", "clip_grad", "save_interval", "keep_checkpoints"),
+    *("eval_interval", "seed"),
 )
 
 

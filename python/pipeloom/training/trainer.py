@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pipeloom.model.builders import ModelProvider
     from pipeloom.model.gpt_model import GPTModel
     from pipeloom.training.arguments import TrainingArguments
+    from pipeloom.training.interrupts import Interrupts
     from pipeloom.training.measure import OpEvent
     from pipeloom.training.session import Session
 
@@ -74,12 +75,14 @@ class Trainer:
         provider: ModelProvider,
         forward_step_func: ForwardStepFunc,
         *,
+        interrupts: Interrupts,
         train_data: TokenDataset,
         valid_data: TokenDataset,
     ) -> None:
         """Builds the model, its optimizer, and the plans of training and evaluation."""
         self.args, self.session, self.forward_step_func = args, session, forward_step_func
         self.train_data, self.valid_data = train_data, valid_data
+        self.interrupts = interrupts
         self.config = core_transformer_config_from_args(args)
         self.model, self.optimizer, self.opt_param_scheduler = setup_model_and_optimizer(
             provider, args, local_ranks=session.transport.local_ranks, device=session.device
@@ -184,12 +187,13 @@ class Trainer:
         for name, value in (("loss", loss), ("gradient norm", norm)):
             self._require_finite(name, value)
         lr = self.opt_param_scheduler.rate(self.step)
-        self.is_whole = False
-        self.optimizer.step()
-        self.opt_param_scheduler.step()
-        self.step += 1
-        self.consumed_samples += args.samples_per_step
-        self.is_whole = True
+        with self.interrupts.hold():
+            self.is_whole = False
+            self.optimizer.step()
+            self.opt_param_scheduler.step()
+            self.step += 1
+            self.consumed_samples += args.samples_per_step
+            self.is_whole = True
         return StepRecord(
             self.step,
             loss=loss,
@@ -261,6 +265,14 @@ class Trainer:
                 chunk.train()
         return loss
 
+    def asked_to_stop(self) -> int:
+        """The signal that asks any process to stop after this step; 0: none does.
+
+        All processes call it after each step, since none can leave without the others.
+        """
+        asked: list[int] = self.session.processes.gather(self.interrupts.asked)
+        return max(asked)
+
     def save(self, folder: Path) -> Path:
         """Writes a checkpoint of this moment."""
         state = checkpoint.TrainState(
@@ -276,6 +288,7 @@ class Trainer:
             optimizer=self.optimizer,
             state=state,
             processes=self.session.processes,
+            keep=self.args.keep_checkpoints,
         )
         return self.last_checkpoint
 

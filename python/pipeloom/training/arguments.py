@@ -209,10 +209,11 @@ class TrainingArguments:
     def _check_plan(self, plan: pipeloom.Plan) -> None:
         """Refuses the plans that training can't run, by name."""
         what = f"schedule={self.schedule!r}" if self.plan is None else f"plan={self.plan!r}"
-        if plan.num_replicas > 1:
+        if plan.num_replicas > 1 and self.tie_embeddings:
             raise ConfigError(
-                f"{what} runs {plan.num_replicas} copies of the model, "
-                "which training does not build\nhint: dualpipe_v overlaps likewise with one copy"
+                f"{what} runs {plan.num_replicas} copies of the model, and with "
+                "tie_embeddings=True each rank at an end would hold both ends' copies of one "
+                "weight\nhint: leave --tie-embeddings out, or dualpipe_v has one copy"
             )
         if plan.forward_only or plan.schedule == "forward_only":
             raise ConfigError(f"{what} has no backward, so it trains nothing\nhint: 1f1b has")
@@ -233,13 +234,13 @@ class TrainingArguments:
 
     def make_evaluation_plan(self, num_microbatches: int) -> pipeloom.Plan:
         """The compute order of an evaluation, with its own m on the same chunks."""
-        if self._plan.placement == "loop":
+        if self._plan.placement in ("loop", "bidirectional"):  # a second replica is not needed
             return pipeloom.plan(
                 "forward_only", pp=self.pp, vp=self.vp, num_microbatches=num_microbatches
             )
         # Each microbatch enters when the one before it has gone on by as many stages as a rank
         # has: stage + vp * microbatch grows along each microbatch's way, so none waits in a circle.
-        stages = self._plan.stages
+        stages = self._plan.stages[: self._plan.num_stages // self._plan.num_replicas]
         rows = []
         for rank in range(self.pp):
             own = [stage for stage, (owner, _) in enumerate(stages) if owner == rank]

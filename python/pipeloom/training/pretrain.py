@@ -167,7 +167,7 @@ def _train(trainer: Trainer, folder: Path) -> TrainingResult:
         log.record(StepRecord(trainer.step, valid_loss=valid_loss))
         saved = trainer.save(checkpoints)
     records = read_losses(folder) if session.is_first else []
-    shown = trainer.events if session.pipeline == 0 else ()
+    shown = trainer.events if session.pipelines[0] == 0 else ()
     events = [event for part in session.processes.gather(shown) for event in part]
     curve: list[Path] = []
     picture = trace = profile = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
@@ -23,6 +22,7 @@ from pipeloom.runtime.errors import (
     note_place,
     with_hint,
 )
+from pipeloom.runtime.groups import make_group
 from pipeloom.runtime.lanes import GroupLane, RecvLane, SendLane, complete
 from pipeloom.runtime.reaper import Reaper
 from pipeloom.runtime.sockets import SocketHub, SocketSender
@@ -102,8 +102,8 @@ class TorchTransport:
         members = tuple(dist.get_process_group_ranks(self._group))
         number = TorchTransport._instances[members]
         TorchTransport._instances[members] += 1
-        prefix = f"pipeloom/{'-'.join(map(str, members))}/{number}"
-        return PrefixStore(prefix, dist.distributed_c10d._get_default_store())
+        self._name = f"pipeloom/{'-'.join(map(str, members))}/{number}"
+        return PrefixStore(self._name, dist.distributed_c10d._get_default_store())
 
     def open(self, channels: Iterable[Channel]) -> None:
         """Create the lanes of all channels that this rank is an end of.
@@ -173,15 +173,8 @@ class TorchTransport:
         )
 
     def _communicator(self, channel: Channel, what: str) -> tuple[Any, int, int]:
-        ends = [
-            dist.get_global_rank(self._group, rank)
-            for rank in (channel.source, channel.destination)
-        ]
-        pair = dist.new_group(
-            sorted(ends),
-            timeout=timedelta(seconds=self.timeout_s),
-            use_local_synchronization=True,
-            group_desc=f"pipeloom {channel} {what}",
+        pair = self._make_group(
+            (channel.source, channel.destination), f"{'-'.join(map(str, channel))}-{what}"
         )
         dist.all_reduce(torch.zeros(1, device=self.device), group=pair)  # connects it now
         return pair, 1 - dist.get_rank(pair), 0
@@ -317,9 +310,13 @@ class TorchTransport:
         if len(members) == self.pp:
             return self._group
         if members not in self._subgroups:
-            self._subgroups[members] = dist.new_group(
-                [dist.get_global_rank(self._group, rank) for rank in members],
-                timeout=timedelta(seconds=self.timeout_s),
-                use_local_synchronization=True,
-            )
+            self._subgroups[members] = self._make_group(members, "-".join(map(str, members)))
         return self._subgroups[members]
+
+    def _make_group(self, ranks: Sequence[int], name: str) -> Any:
+        return make_group(
+            [dist.get_global_rank(self._group, rank) for rank in ranks],
+            name=f"{self._name}/{name}",
+            backend=dist.get_backend(self._group),
+            timeout_s=self.timeout_s,
+        )

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-import pipeloom as pl
 from pipeloom.runtime.batches import require_pairs, split_batch, split_named
 from pipeloom.runtime.chunks import place_chunks
 from pipeloom.runtime.errors import PipelineError, with_hint
+from pipeloom.runtime.evaluation import evaluation_plan
 from pipeloom.runtime.executor import ForwardFn, LossFn, StepOptions
 from pipeloom.runtime.gradients import TiedWeight, clip_grad_norm
 from pipeloom.runtime.local import LocalTransport
@@ -200,8 +200,7 @@ class Pipeline:
         with entering(self.transport):
             plan = self.plan
             if num_microbatches is not None and num_microbatches != plan.num_microbatches:
-                schedule = "hanayo" if plan.placement == "v" else "forward_only"
-                plan = pl.plan(schedule, pp=plan.pp, vp=plan.vp, num_microbatches=num_microbatches)
+                plan = evaluation_plan(plan, num_microbatches)
             compiled = self._compile(plan, forward_only=True)
             parts, goals = self._parts(compiled, batch, targets, needs_targets=not keep_outputs)
         options = StepOptions(

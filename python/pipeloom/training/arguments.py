@@ -234,20 +234,9 @@ class TrainingArguments:
 
     def make_evaluation_plan(self, num_microbatches: int) -> pipeloom.Plan:
         """The compute order of an evaluation, with its own m on the same chunks."""
-        if self._plan.placement in ("loop", "bidirectional"):  # a second replica is not needed
-            return pipeloom.plan(
-                "forward_only", pp=self.pp, vp=self.vp, num_microbatches=num_microbatches
-            )
-        # Each microbatch enters when the one before it has gone on by as many stages as a rank
-        # has: stage + vp * microbatch grows along each microbatch's way, so none waits in a circle.
-        stages = self._plan.stages[: self._plan.num_stages // self._plan.num_replicas]
-        rows = []
-        for rank in range(self.pp):
-            own = [stage for stage, (owner, _) in enumerate(stages) if owner == rank]
-            cells = [(stage, unit) for stage in own for unit in range(num_microbatches)]
-            cells.sort(key=lambda cell: (cell[0] + len(own) * cell[1], cell[0]))
-            rows.append(",".join(f"{stage}F{unit}" for stage, unit in cells))
-        return pipeloom.Plan.from_csv("\n".join(rows))
+        from pipeloom.runtime.evaluation import evaluation_plan
+
+        return evaluation_plan(self._plan, num_microbatches)
 
     @property
     def layout(self) -> Layout:

@@ -68,6 +68,8 @@ class StepOptions:
     """Whether to keep the last stage's outputs."""
     on_gradients_ready: Callable[[int, int], None] | None = None
     """Called with (rank, chunk) right after the chunk's last backward of the step."""
+    recomputes_once: bool = False
+    """Whether forwards that the mask asks for are run again by `recompute.recomputed`."""
     order: str = "plan"
     """`"plan"`: as planned. `"ready"`: ops whose input has arrived first (`runtime.ready`)."""
 
@@ -235,8 +237,9 @@ class RankExecutor:
         leaves = () if inputs is None else _as_tuple(inputs)
         incoming = _as_tuple(self._seed if op.outer else gradient)
         if op.action == RUN_INPUT_HALF:
-            # A recomputed forward would be run again by every run of the engine: one must do.
-            halves = SplitBackward(edges, leaves, whole_first=op.recompute)
+            # torch's checkpoint runs the forward again for every run of the engine: one must do.
+            whole = op.recompute and not self._options.recomputes_once
+            halves = SplitBackward(edges, leaves, whole_first=whole)
             halves.input_half(incoming)
             self._edges[cell] = halves
         else:

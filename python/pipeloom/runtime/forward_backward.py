@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -165,6 +166,13 @@ def _as_list(value: Any, length: int, name: str) -> list[Any]:
             with_hint(f"{name} is one for {length} chunks", "give a list: each chunk reads its own")
         )
     return [value]
+
+
+def _recomputes_once(model: Any) -> bool:
+    """Whether a chunk says that it recomputes by `pipeloom.runtime.recompute.recomputed`."""
+    while not hasattr(model, "recomputes_once") and hasattr(model, "module"):
+        model = model.module
+    return bool(getattr(model, "recomputes_once", False))
 
 
 @lru_cache(maxsize=64)
@@ -345,6 +353,7 @@ def forward_backward(
             else _boundary(models, seq_length, micro_batch_size, hidden_size, dtype),
             record=record,
             on_gradients_ready=on_gradients_ready,
+            recomputes_once=all(map(_recomputes_once, chain.from_iterable(models.values()))),
         )
     with torch.no_grad() if forward_only else torch.enable_grad():
         return run_step(

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from pipeloom.runtime.batches import require_pairs, split_batch, split_named
 from pipeloom.runtime.chunks import place_chunks
@@ -17,6 +16,7 @@ from pipeloom.runtime.executor import ForwardFn, LossFn, StepOptions
 from pipeloom.runtime.gradients import TiedWeight, clip_grad_norm
 from pipeloom.runtime.local import LocalTransport
 from pipeloom.runtime.program import CompiledPlan, compile_plan
+from pipeloom.runtime.recompute import recomputed
 from pipeloom.runtime.replicas import replica_weights
 from pipeloom.runtime.step import StepResult, entering, run_step
 from pipeloom.runtime.structure import call_module
@@ -172,6 +172,7 @@ class Pipeline:
             record=record,
             on_gradients_ready=on_gradients_ready,
             order=self.order,
+            recomputes_once=True,
         )
         return self._run(compiled, options, parts, goals, stage_inputs)
 
@@ -351,7 +352,7 @@ class Pipeline:
             module, own = chunks[chunk], extras[chunk]
             extra = {} if own is None else own[microbatch]
             if recompute:
-                output = checkpoint(call_module, module, given, extra, use_reentrant=False)
+                output = recomputed(call_module, module, given, extra)
             else:
                 output = call_module(module, given, extra)
             if goals is None:

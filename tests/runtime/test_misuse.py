@@ -1,5 +1,7 @@
 """Wrong calls: each is one clear error, on every rank, before anybody waits for a limit."""
 
+import copy
+import pickle
 import re
 
 import pytest
@@ -232,3 +234,15 @@ def test_a_sparse_tensor_crosses_in_one_process_and_is_refused_between_two():
     sender.rank = 0
     with pytest.raises(BoundaryError, match=r"torch\.sparse_coo can't be sent\nhint: send x\.to_d"):
         sender.send(None, None, torch.eye(2).to_sparse(), announce=True)
+
+
+def test_copies_of_pipelines_and_of_plans_run_alike(tools):
+    """A deep copy has modules of its own; a pickled plan is the plan."""
+    inputs, targets = tools.make_data([2] * M)
+    first = Pipeline(pickle.loads(pickle.dumps(plan())), tools.make_stages(2), tools.square_sum)
+    second = copy.deepcopy(first)
+    losses = [runs.step(inputs, targets).loss for runs in (first, second)]
+    assert torch.equal(*losses)
+    mine, others = (list(runs.parameters()) for runs in (first, second))
+    assert not {id(p) for p in mine} & {id(p) for p in others}
+    assert all(torch.equal(p.grad, q.grad) for p, q in zip(mine, others, strict=True))

@@ -86,18 +86,26 @@ def forward_step_helper(
     model: Sequence[nn.Module],
     data_iterator: Sequence[Any],
     chunk_id: int,
-    microbatch: int,  # noqa: ARG001 - the iterator counts
+    microbatch: int,
     input_tensor: Tensor | None,
     checkpoint_activations_microbatch: bool | None,
 ) -> tuple[Tensor, LossFn | None]:
     """Run a forward of the plan: pick `model[chunk_id]` and `data_iterator[chunk_id]`."""
-    return forward_step(
-        forward_step_func,
-        data_iterator[chunk_id],
-        model[chunk_id],
-        input_tensor,
-        checkpoint_activations_microbatch,
-    )
+    try:
+        return forward_step(
+            forward_step_func,
+            data_iterator[chunk_id],
+            model[chunk_id],
+            input_tensor,
+            checkpoint_activations_microbatch,
+        )
+    except StopIteration as error:
+        raise PipelineError(
+            with_hint(
+                f"data_iterator of chunk {chunk_id} ran out before microbatch {microbatch}",
+                "each chunk's iterator gives one item for each of its microbatches, every step",
+            )
+        ) from error
 
 
 def backward_step(

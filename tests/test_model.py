@@ -135,7 +135,8 @@ def test_v_placement_ends_on_rank_0():
     assert not is_pipeline_last_stage(config, pp_rank=1)
 
 
-def test_initial_values_differ_between_layers_and_seeds():
+def test_a66_initial_values_differ_between_layers_and_seeds():
+    """Every stage drew from one seed, so that chunks were alike."""
     one, other = whole(seed=1).state_dict(), whole(seed=2).state_dict()
     weight = "decoder.layers.{}.mlp.linear_fc1.weight".format
     assert not torch.equal(one[weight(0)], one[weight(1)])

@@ -298,7 +298,7 @@ def test_larger_microbatches_of_the_same_batch_make_a_larger_bubble():
 
 
 def test_embedding_ranks():
-    """NVIDIA-NeMo/Megatron-Bridge PR#5380, PR#4208: first, those with MTP, last only if tied."""
+    """A63, Megatron-Bridge PR#5380, PR#4208: first, those with MTP, last only if tied."""
     layout = pl.Layout.from_string("E|(t|)*11m|m|m|L", pp=8)
     assert layout.embedding_ranks() == [0, 4, 5, 6]
     assert layout.embedding_ranks(tied=True) == [0, 4, 5, 6, 7]

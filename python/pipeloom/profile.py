@@ -179,7 +179,10 @@ class Profile:
             for order in orders
             for op in order
         ]
-        found = {timed.op: timed for timed in replay(events, self.plan.num_stages)}
+        found = {
+            timed.op: timed
+            for timed in replay(events, self.plan.num_stages // self.plan.num_replicas)
+        }
         times = [[found[op.text] for op in order] for order in orders]
         start, end = ([[getattr(t, at) for t in row] for row in times] for at in ("start", "end"))
         return Step(step.number, start, end)

@@ -219,3 +219,23 @@ def test_two_pipelines_on_halves_of_the_data(tools, launch):
         for mine, truth in zip(gradients, true, strict=True):
             torch.testing.assert_close(mine, truth, rtol=0, atol=1e-6 * float(truth.abs().max()))
     assert torch.equal(outcomes[1][0], outcomes[3][0])
+
+
+def test_tied_weights_of_different_owners(launch):
+    """Rank 1 shares one with rank 0 and then one with rank 2, who has made no group before."""
+
+    def body(transport):
+        rank = transport.rank
+        weights = {}
+        for number, owners in enumerate([(0, 1), (1, 2), (0, 2)]):
+            if rank in owners:
+                weights[owners] = torch.nn.Parameter(torch.zeros(2))
+                weights[owners].grad = torch.full((2,), 10.0**number * (rank + 1))
+        tied = [TiedWeight({rank: weight}, owners) for owners, weight in weights.items()]
+        reduce_tied_gradients(tied, transport)
+        return {owners: weight.grad[0].item() for owners, weight in weights.items()}
+
+    first, second, third = launch.values(launch(3, body))
+    assert first == {(0, 1): 3.0, (0, 2): 400.0}
+    assert second == {(0, 1): 3.0, (1, 2): 50.0}
+    assert third == {(1, 2): 50.0, (0, 2): 400.0}

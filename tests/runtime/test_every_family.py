@@ -75,7 +75,7 @@ def test_a_plan_read_from_csv_runs_as_its_family_does(tools, name):
 
 @pytest.mark.parametrize("name", TRAINED)
 @pytest.mark.parametrize("m", [1, 3, 6])
-def test_evaluation_with_its_own_number_of_microbatches(tools, name, m):
+def test_a54_evaluation_with_its_own_number_of_microbatches(tools, name, m):
     """A54, and torch fails here on V placements: evaluate, train, evaluate."""
     plan = plans_of(name)[-1]
     per_replica = plan.num_stages // plan.num_replicas

@@ -129,7 +129,8 @@ def test_failing_peer_is_quoted(tools, launch):
     assert "ZeroDivisionError: bad sample" in texts[1]
 
 
-def test_rank_that_does_not_come_is_named(tools, launch):
+def test_a53_rank_that_does_not_come_is_named(tools, launch):
+    """Evaluation was entered by the last rank alone, which waited for ever."""
     inputs, targets = tools.make_data([2, 2])
     plan = tools.plan(2, 1, 2)
 

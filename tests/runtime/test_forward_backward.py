@@ -248,3 +248,28 @@ def test_steps_by_hand():
     truth, _ = make_model(2, 1)
     reference(truth, [(tokens, labels, mask)], 1.0)
     assert torch.equal(stages[0].linear.weight.grad, truth[0].linear.weight.grad)
+
+
+def test_an_iterator_that_runs_out_is_named():
+    _, model = make_model(2, 2)
+    batches = make_batches(4)
+    short = iterators(batches, 2, 2)
+    short[1][1] = iter(batches[:3])
+    step = pl.get_forward_backward_func(2, 2)
+    with pytest.raises(PipelineError, match="data_iterator of chunk 1 ran out before microbatch 3"):
+        step(
+            forward_step_func=forward_step_func,
+            data_iterator=short,
+            model=model,
+            num_microbatches=4,
+            seq_length=SEQUENCE,
+            micro_batch_size=BATCH,
+            hidden_size=HIDDEN,
+        )
+
+
+def test_a_plan_without_backwards_trains_nothing():
+    _, model = make_model(2, 2)
+    plan = pl.plan("forward_only", pp=2, vp=2, num_microbatches=4)
+    with pytest.raises(PipelineError, match="forward_only has no backward, so this call trains"):
+        run(2, 2, 4, model, make_batches(4), plan=plan)

@@ -7,10 +7,13 @@ import copy
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 
 import pipeloom as pl
 from pipeloom.runtime import Pipeline, TiedWeight, clip_grad_norm, reduce_tied_gradients
+from pipeloom.runtime.distributed import TorchTransport
 from pipeloom.runtime.local import LocalTransport
 
 
@@ -283,3 +286,84 @@ def test_scaled_gradients_are_unscaled_exactly(tools):
     for mine, true in zip(scaled, plain, strict=True):
         for p, q in zip(mine.parameters(), true.parameters(), strict=True):
             assert torch.equal(p.grad / scale, q.grad)
+
+
+class SplitOverRanks(nn.Module):
+    """Half of a block's inner width, as tensor parallelism has it; outputs are summed."""
+
+    def __init__(self, whole, part, group):
+        super().__init__()
+        rows = slice(3 * part, 3 * part + 3)
+        self.first = nn.Parameter(whole.first.detach()[rows].clone())
+        self.second = nn.Parameter(whole.second.detach()[:, rows].clone())
+        self.group = group
+
+    def forward(self, x):
+        copied = SummedGradient.apply(x, self.group)
+        return SummedOutput.apply(torch.tanh(copied @ self.first.T) @ self.second.T, self.group)
+
+
+class Whole(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = (nn.Parameter(torch.randn(6, 6) / 3) for _ in range(2))
+
+    def forward(self, x):
+        return torch.tanh(x @ self.first.T) @ self.second.T
+
+
+class SummedOutput(torch.autograd.Function):
+    @staticmethod
+    def forward(_, x, group):
+        x = x.clone()
+        dist.all_reduce(x, group=group)
+        return x
+
+    @staticmethod
+    def backward(_, gradient):
+        return gradient, None
+
+
+class SummedGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        gradient = gradient.clone()
+        dist.all_reduce(gradient, group=ctx.group)
+        return gradient, None
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("sockets", [True, False], ids=["sockets", "gloo"])
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
+def test_a36_shapes_go_on_the_pipelines_group(tools, launch, schedule, sockets):
+    """Beside tensor parallelism shapes were exchanged in the wrong group: rank 1 waited for 3."""
+    torch.manual_seed(0)
+    true = [Whole(), Whole()]
+    inputs, targets = tools.make_data([7, 5, 3, 9])
+    plan = pl.plan(schedule, pp=2, num_microbatches=4)
+    stages = copy.deepcopy(true)
+    expected = tools.run_reference(true, inputs, targets)
+
+    def body(_):
+        # tp is the inner axis: pipelines are ranks 0, 2 and 1, 3.
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "tp"))
+        transport = TorchTransport(mesh["pp"].get_group(), timeout_s=20.0, sockets=sockets)
+        part = mesh["tp"].get_local_rank()
+        own = SplitOverRanks(stages[transport.rank], part, mesh["tp"].get_group())
+        pipeline = Pipeline(plan, [own], tools.square_sum, transport=transport)
+        loss = pipeline.step(inputs, targets).loss
+        return transport.rank, part, loss, own.first.grad, own.second.grad
+
+    for rank, part, loss, first, second in launch.values(launch(4, body, sockets=sockets)):
+        rows = slice(3 * part, 3 * part + 3)
+        if rank == 1:
+            torch.testing.assert_close(loss, expected)
+        for mine, whole in ((first, true[rank].first.grad[rows]), (second, true[rank].second.grad)):
+            whole = whole if mine.shape == whole.shape else whole[:, rows]
+            bound = 1e-5 * float(whole.abs().max())
+            torch.testing.assert_close(mine, whole, rtol=0, atol=bound)

@@ -34,13 +34,14 @@ def optimizer_of(model):
     return make_optimizer(TrainingArguments(steps=1), [model])
 
 
-def save(folder, model, *, step=1, optimizer=None):
+def save(folder, model, *, step=1, optimizer=None, keep=0):
     return save_checkpoint(
         folder,
         chunks=[model],
         optimizer=optimizer or optimizer_of(model),
         state=TrainState(step, 7, {}, model.config.architecture(), {}),
         processes=Processes(),
+        keep=keep,
     )
 
 
@@ -202,3 +203,112 @@ def test_run_folders_are_new_or_the_runs_own(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match="not an empty folder"):
         claim_run_folder("file", resumed_from=None)
+
+
+def kept(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_old_checkpoints_go_and_the_newest_stay(tmp_path):
+    model = gpt()
+    for step in (1, 2, 10, 999_999, 1_000_000):
+        save(tmp_path, model, step=step, keep=2)
+    assert kept(tmp_path) == ["latest", "step-1000000", "step-999999"]
+    assert newest_whole(tmp_path).name == "step-1000000"
+    save(tmp_path, model, step=1_000_001, keep=1)
+    assert kept(tmp_path) == ["latest", "step-1000001"]
+    save(tmp_path, model, step=1_000_002)
+    assert kept(tmp_path) == ["latest", "step-1000001", "step-1000002"]
+
+
+@pytest.mark.parametrize("harm", [Path.unlink, cut])
+@pytest.mark.parametrize("name", FILES)
+def test_what_could_not_be_loaded_does_not_count_as_kept(tmp_path, name, harm):
+    for step in (1, 2, 3):
+        save(tmp_path, gpt(), step=step)
+    harm(tmp_path / "step-000003" / name)
+    save(tmp_path, gpt(), step=4, keep=2)
+    assert kept(tmp_path) == ["latest", "step-000002", "step-000003", "step-000004"]
+    save(tmp_path, gpt(), step=5, keep=2)
+    assert kept(tmp_path) == ["latest", "step-000004", "step-000005"]
+
+
+def test_later_steps_of_an_earlier_try_stay_until_they_are_reached(tmp_path):
+    for step in (2, 4, 6):
+        save(tmp_path, gpt(), step=step)
+    save(tmp_path, gpt(seed=1), step=3, keep=1)
+    assert kept(tmp_path) == ["latest", "step-000003", "step-000004", "step-000006"]
+    assert resolve_checkpoint(tmp_path).name == "step-000003"
+    save(tmp_path, gpt(seed=1), step=6, keep=1)
+    assert kept(tmp_path) == ["latest", "step-000006"]
+
+
+def test_a_failed_save_prunes_nothing(tmp_path, monkeypatch):
+    for step in (1, 2):
+        save(tmp_path, gpt(), step=step)
+
+    def full_disk(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "write_durably", full_disk)
+    with pytest.raises(CheckpointError, match="step 3 can't be written"):
+        save(tmp_path, gpt(), step=3, keep=1)
+    assert kept(tmp_path) == ["latest", "step-000001", "step-000002"]
+
+
+class Killed(BaseException):
+    """The process ends here: nothing that follows is run."""
+
+
+@pytest.mark.parametrize("moment", range(8))
+def test_a_process_killed_at_any_rename_leaves_a_whole_checkpoint(tmp_path, monkeypatch, moment):
+    """At each in turn of the renames and deletions of a save that replaces and prunes."""
+    for step, seed in ((1, 1), (2, 2), (3, 3)):
+        save(tmp_path, gpt(seed=seed), step=step)
+    acts = []
+
+    def killing(act):
+        def run(*given, **named):
+            if len(acts) >= moment:
+                raise Killed
+            acts.append(given)
+            return act(*given, **named)
+
+        return run
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", killing(Path.rename))
+        patch.setattr(Path, "replace", killing(Path.replace))
+        patch.setattr(shutil, "rmtree", killing(shutil.rmtree))
+        # Of a process that is killed nobody tidies up.
+        patch.setattr(checkpoint, "tidy", lambda _: None)
+        try:
+            save(tmp_path, gpt(seed=4), step=3, keep=2)
+        except (Killed, CheckpointError):  # the first is torch's own, which wraps it
+            assert len(acts) == moment
+        else:
+            assert moment == 7
+    latest = resolve_checkpoint(tmp_path)
+    assert require_whole(latest).step == 3
+    model = gpt(seed=0)
+    load(latest, model)
+    values = [gpt(seed=seed).output_layer.weight for seed in (3, 4)]
+    assert any(torch.equal(model.output_layer.weight, value) for value in values)
+    save(tmp_path, gpt(seed=5), step=4, keep=2)
+    assert kept(tmp_path) == ["latest", "step-000003", "step-000004"]
+
+
+def test_torchs_reader_takes_a_flipped_byte_in_silence(tmp_path):
+    """Why there are checksums: with this, they could go."""
+    path = save(tmp_path, gpt())
+    file = path / "__0_0.distcp"
+    stored = gpt().output_layer.weight.detach().numpy().tobytes()
+    text = bytearray(file.read_bytes())
+    place = bytes(text).index(stored[:64])
+    text[place + 3] ^= 0x40  # an exponent's bit
+    file.write_bytes(text)
+    model = gpt(seed=3)
+    load(path, model)
+    assert not torch.equal(model.output_layer.weight, gpt().output_layer.weight)
+    with pytest.raises(CheckpointError, match=r"is damaged: __0_0\.distcp has changed"):
+        require_whole(path)

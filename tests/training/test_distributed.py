@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-import pipeloom as pl
 from pipeloom.profile import Profile
 from pipeloom.training.checkpoint import resolve_checkpoint
 from pipeloom.training.generate import load_model
@@ -101,6 +100,65 @@ def test_data_parallel_pipelines_train_the_model_that_one_process_trains(make_ar
     assert alone["losses"] == pytest.approx(straight["losses"], rel=1e-5)
 
 
-def test_data_parallel_pipelines_need_processes(make_args, run):
-    with pytest.raises(pl.ConfigError, match=r"dp=2 pipelines need 4 processes, this is one"):
-        run(make_args(dp=2))
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_v", "chimera"])
+def test_data_parallel_pipelines_in_one_process_are_those_of_four(make_args, run, launch, schedule):
+    """One after another on the same chunks: the step of one pipeline with all the microbatches."""
+    fields = {"schedule": schedule, "hidden_dropout": 0.1, "steps": 3}
+    single = run(make_args(**fields, num_microbatches=8))
+    alone = run(make_args(**fields, num_microbatches=4, dp=2))
+    args = make_args(**fields, num_microbatches=4, dp=2, transport="torch")
+    four = launch(4, lambda: run(args))[0]
+    assert alone["losses"][0] == four["losses"][0]  # bitwise: the same sums of the same shares
+    for other in (single, four):
+        assert alone["losses"] == pytest.approx(other["losses"], rel=1e-6)
+        assert alone["valid_loss"] == pytest.approx(other["valid_loss"], rel=1e-6)
+    goes_on = {**fields, "resume": four["folder"], "steps": 5, "out": None}
+    resumed = run(make_args(**goes_on, num_microbatches=8))
+    straight = run(make_args(**{**fields, "steps": 5}, lr_decay_steps=3, num_microbatches=8))
+    assert resumed["losses"] == pytest.approx(straight["losses"], rel=1e-5)
+
+
+@pytest.mark.parametrize("schedule", ["dualpipe", "chimera"])
+def test_two_replicas_train_the_one_model(make_args, run, launch, schedule):
+    """In one process they share it; in two each holds a copy, and the copies stay the same bits."""
+    fields = {"hidden_dropout": 0.1, "steps": 3, "clip_grad": 0.05}
+    single = run(make_args(**fields, schedule="1f1b"))
+    fields["schedule"] = schedule
+    alone = run(make_args(**fields))
+    args = make_args(**fields, transport="torch")
+    first = launch(2, lambda: run(args))[0]
+    for each in (alone, first):
+        assert each["losses"][0] == single["losses"][0]
+        assert each["losses"] == pytest.approx(single["losses"], rel=1e-6)
+        ours, theirs = (load_model(run["folder"]).model.state_dict() for run in (each, single))
+        assert ours.keys() == theirs.keys()
+        for name, value in theirs.items():
+            torch.testing.assert_close(ours[name], value, rtol=1e-4, atol=1e-5)
+    # One copy is stored: any pipeline goes on from it, and the replicas from any pipeline.
+    goes_on = {**fields, "steps": 5, "out": None, "resume": first["folder"]}
+    other = run(make_args(**{**goes_on, "schedule": "zb_v", "out": first["folder"] + "-zb_v"}))
+    again = make_args(**goes_on, transport="torch")
+    both = launch(2, lambda: run(again))[0]
+    assert both["losses"][3:] == pytest.approx(other["losses"], rel=1e-5)
+    assert len(other["losses"]) == 2
+
+
+@pytest.mark.parametrize("schedule", ["dualpipe", "chimera"])
+def test_copies_of_a_replica_are_the_same_bits_after_each_step(make_args, run, launch, schedule):
+    """Else they drift apart: nothing but their gradients is ever compared."""
+    args = make_args(schedule=schedule, steps=3, transport="torch", clip_grad=0.05)
+
+    def body():
+        found = {}
+
+        def keeping(iterator, chunk, recompute=None):
+            found.update({name: value.detach() for name, value in chunk.named_parameters()})
+            return forward_step(iterator, chunk, recompute)
+
+        run(args, keeping)
+        return found
+
+    first, second = launch(2, body)
+    common = first.keys() & second.keys()
+    assert len(common) > 10
+    assert all(torch.equal(first[name], second[name]) for name in common)

@@ -23,6 +23,7 @@ from pipeloom.training.generate import (
     run_generate,
     sample_tokens,
 )
+from pipeloom.training.log import read_losses
 from pipeloom.training.options import add_train_arguments
 
 SMALL = (
@@ -150,7 +151,10 @@ sys.exit(run_train(parser.parse_args()))
 """
 
 
-def test_ctrl_c_ends_a_run_at_once_and_keeps_the_last_checkpoint(text, tmp_path):
+@pytest.mark.parametrize(
+    ("number", "word"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")]
+)
+def test_a_signal_ends_a_run_at_once_and_keeps_the_last_whole_step(text, tmp_path, number, word):
     out = tmp_path / "run"
     words = (*SMALL, "--data", str(text), "--steps", "100000", "--save-interval", "5")
     command_line = [sys.executable, "-c", SCRIPT, *words, "--out", str(out)]
@@ -161,13 +165,14 @@ def test_ctrl_c_ends_a_run_at_once_and_keeps_the_last_checkpoint(text, tmp_path)
                 assert time.monotonic() < deadline
                 assert run.poll() is None, run.stderr.read()
                 time.sleep(0.05)
-            run.send_signal(signal.SIGINT)
+            run.send_signal(number)
             _, said = run.communicate(timeout=20)
         finally:
             run.kill()
-    assert run.returncode == 130
-    assert "interrupted: stopped after step" in said
+    assert run.returncode == 128 + number
     kept = resolve_checkpoint(out)
-    assert kept.name in said
+    step = int(kept.name.removeprefix("step-"))
+    assert f"\n{word}: stopped after step {step}; last checkpoint: {kept}" in said
+    assert read_losses(out)[-1].step in (step - 1, step)  # the step is over before it is told
     assert not [path for path in kept.parent.iterdir() if path.name.endswith(".partial")]
     load_model(kept)

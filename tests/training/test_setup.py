@@ -62,7 +62,10 @@ def test_the_default_is_8_layers_on_pp_2_vp_2():
         ({"device": "tpu"}, "device='tpu'"),
         ({"schedule": "2f2b"}, "2f2b"),
         ({"schedule": "1f1b", "vp": 2}, "vp"),
-        ({"schedule": "dualpipe"}, "schedule='dualpipe' runs 2 copies"),
+        (
+            {"schedule": "dualpipe", "tie_embeddings": True},
+            "schedule='dualpipe' runs 2 copies of the model, and with tie_embeddings=True",
+        ),
         ({"steps": "many"}, "steps='many' is not of type int"),
         ({"steps": True}, "steps=True is not of type int"),
         ({"vp": 1.0}, r"vp=1\.0 is not of type int or None"),

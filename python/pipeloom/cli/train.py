@@ -33,14 +33,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train; a Ctrl-C keeps the checkpoint."""
-    from pipeloom.training.command import INTERRUPTED, run_train
+    from pipeloom.training.command import SIGNALLED, run_train
 
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         # Alone, a run saves where it stands. One of several can't, and may sit in a wait for peers
         # that no signal reaches, so it ends as other commands do; its last checkpoint is whole.
         keep_on_interrupt()
     status = run_train(arguments)
-    if status == INTERRUPTED:
+    if status > SIGNALLED:
         # All is written; taking torch and its threads down would take another second.
         sys.stdout.flush()
         sys.stderr.flush()

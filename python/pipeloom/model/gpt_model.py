@@ -56,6 +56,8 @@ class GPTModel(nn.Module):
         torch.Size([1, 5, 257])
     """
 
+    recomputes_once = True  # so the runtime may run a recomputed backward in halves
+
     def __init__(
         self,
         config: TransformerConfig,

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from pipeloom.model.config import config_error
 from pipeloom.model.transformer_layer import DropoutKey, TransformerLayer, make_norm
+from pipeloom.runtime.recompute import recomputed
 
 if TYPE_CHECKING:
     from pipeloom.model.config import TransformerConfig
@@ -139,9 +139,7 @@ class TransformerBlock(nn.Module):
         in the backward pass.
         """
         if checkpoint_activations and self.layers:
-            hidden_states = checkpoint(
-                self._run_layers, hidden_states, dropout_key, use_reentrant=False
-            )
+            hidden_states = recomputed(self._run_layers, hidden_states, dropout_key)
         else:
             hidden_states = self._run_layers(hidden_states, dropout_key)
         if self.final_layernorm is not None:

@@ -4,6 +4,7 @@ Nothing here is imported by `import pipeloom`, so that the planner works without
 """
 
 from pipeloom.runtime.batches import split_batch
+from pipeloom.runtime.chunks import place_chunks
 from pipeloom.runtime.delay import DelayedTransport
 from pipeloom.runtime.errors import (
     AgreementError,
@@ -21,7 +22,7 @@ from pipeloom.runtime.gradients import (
 )
 from pipeloom.runtime.local import LocalTransport
 from pipeloom.runtime.pieces import with_earlier_pieces
-from pipeloom.runtime.pipeline import Pipeline, place_chunks
+from pipeloom.runtime.pipeline import Pipeline
 from pipeloom.runtime.step import StepResult, bubble_ratio
 from pipeloom.runtime.threads import ThreadedTransport
 from pipeloom.runtime.transport import Boundary, Channel, Key, Transport

@@ -31,6 +31,9 @@ T = TypeVar("T")
 
 _PATIENCE_S = 2.0  # for the store to answer
 
+_WITHDRAWN = "can't take part"
+_LOOK = "see that rank's output"
+
 EXIT_STUCK = 70
 """Exit status of a rank that the watchdog had to end."""
 
@@ -130,7 +133,14 @@ class NoticeBoard:
                     "every rank of the pipeline must enter every step, also evaluation",
                 )
             ) from error
-        difference = compare([json.loads(self._store.get(key)) for key in keys])
+        fingerprints = [json.loads(self._store.get(key)) for key in keys]
+        for rank, entry in enumerate(fingerprints):
+            if _WITHDRAWN in entry:
+                what, _, hint = entry[_WITHDRAWN].partition("\nhint: ")
+                raise AgreementError(
+                    with_hint(f"rank {rank} can't take part in the step: {what}", hint or _LOOK)
+                )
+        difference = compare(fingerprints)
         if difference:
             raise AgreementError(
                 with_hint(
@@ -138,6 +148,12 @@ class NoticeBoard:
                     "start every rank with the same arguments and versions",
                 )
             )
+
+    def withdraw(self, text: str) -> None:
+        """Tell the other ranks that this one can't enter the step, now or once they come."""
+        self.post_failure(f"rank {self._rank} can't take part in the step: {text}")
+        key = f"agree/{self._rounds}/{self._rank}"
+        _within(_PATIENCE_S, lambda: self._store.set(key, json.dumps({_WITHDRAWN: text})), None)
 
     def post_failure(self, report: str) -> None:
         """Tell the other ranks why this one ends. Never raises, never blocks for long."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -14,7 +15,7 @@ from pipeloom.runtime.structure import leaves_of, map_leaves
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["piece_sizes", "split_batch", "split_named", "split_sequences"]
+__all__ = ["piece_sizes", "require_pairs", "split_batch", "split_named", "split_sequences"]
 
 SequenceDim: TypeAlias = "int | Mapping[str, int | None] | None"
 """Where the sequence is: a dimension, None for none, or that by name."""
@@ -57,6 +58,13 @@ def split_batch(batch: Any, num_microbatches: int, name: str = "batch") -> list[
     if isinstance(batch, Tensor):
         _check_size(len(batch) if batch.dim() else 0, num_microbatches, name)
         return list(torch.tensor_split(batch, num_microbatches))
+    if not isinstance(batch, Iterable) or isinstance(batch, str | bytes):
+        raise PipelineError(
+            with_hint(
+                f"{name} is of type {type(batch).__name__}",
+                "give a tensor, a dict of tensors, or a list with one entry a microbatch",
+            )
+        )
     parts = list(batch)
     if len(parts) != num_microbatches:
         raise PipelineError(
@@ -66,6 +74,32 @@ def split_batch(batch: Any, num_microbatches: int, name: str = "batch") -> list[
             )
         )
     return parts
+
+
+def require_pairs(batch: Any, targets: Any, num_microbatches: int) -> None:
+    """Refuse a batch and targets that would be cut apart: their rows belong together.
+
+    Args:
+        batch: What `split_batch` cut, if it is a tensor; else nothing is compared.
+        targets: Likewise. It may have several rows for each of the batch's, as flattened labels
+            have.
+        num_microbatches: Into how many both are cut.
+
+    Raises:
+        PipelineError: Microbatch n of the targets does not belong to that of the batch.
+    """
+    if not (isinstance(batch, Tensor) and isinstance(targets, Tensor)):
+        return
+    rows, goals = len(batch), len(targets)
+    even = rows % num_microbatches == 0 and goals % num_microbatches == 0
+    if rows != goals and not even:
+        raise PipelineError(
+            with_hint(
+                f"batch has {rows} samples and targets has {goals}: cut into {num_microbatches} "
+                "microbatches, they would not belong together",
+                "give one target a sample, or lists of one entry a microbatch",
+            )
+        )
 
 
 def split_named(

@@ -99,6 +99,10 @@ class DelayedTransport:
         """As the transport beneath."""
         self._transport.agree(fingerprint)
 
+    def withdraw(self, error: BaseException) -> None:
+        """As the transport beneath."""
+        self._transport.withdraw(error)
+
     def send(self, channel: Channel, key: Key, value: Any, *, announce: bool) -> None:
         """Leave the message to the courier."""
         given = self.delay_s

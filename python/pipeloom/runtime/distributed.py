@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import weakref
 from collections import Counter
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
@@ -14,13 +13,17 @@ from torch._C._distributed_c10d import PrefixStore
 
 from pipeloom.runtime.agreement import NoticeBoard, Watchdog
 from pipeloom.runtime.errors import (
+    AgreementError,
+    BoundaryError,
     PeerLost,
     PipelineError,
     PipelineTimeout,
     TransferBroken,
     TransferTimeout,
+    note_place,
     with_hint,
 )
+from pipeloom.runtime.groups import make_group
 from pipeloom.runtime.lanes import GroupLane, RecvLane, SendLane, complete
 from pipeloom.runtime.reaper import Reaper
 from pipeloom.runtime.sockets import SocketHub, SocketSender
@@ -102,8 +105,8 @@ class TorchTransport:
         members = tuple(dist.get_process_group_ranks(self._group))
         number = TorchTransport._instances[members]
         TorchTransport._instances[members] += 1
-        prefix = f"pipeloom/{'-'.join(map(str, members))}/{number}"
-        return PrefixStore(prefix, dist.distributed_c10d._get_default_store())
+        self._name = f"pipeloom/{'-'.join(map(str, members))}/{number}"
+        return PrefixStore(self._name, dist.distributed_c10d._get_default_store())
 
     def open(self, channels: Iterable[Channel]) -> None:
         """Create the lanes of all channels that this rank is an end of.
@@ -173,29 +176,50 @@ class TorchTransport:
         )
 
     def _communicator(self, channel: Channel, what: str) -> tuple[Any, int, int]:
-        ends = [
-            dist.get_global_rank(self._group, rank)
-            for rank in (channel.source, channel.destination)
-        ]
-        pair = dist.new_group(
-            sorted(ends),
-            timeout=timedelta(seconds=self.timeout_s),
-            use_local_synchronization=True,
-            group_desc=f"pipeloom {channel} {what}",
+        pair = self._make_group(
+            (channel.source, channel.destination), f"{'-'.join(map(str, channel))}-{what}"
         )
         dist.all_reduce(torch.zeros(1, device=self.device), group=pair)  # connects it now
         return pair, 1 - dist.get_rank(pair), 0
 
     def agree(self, fingerprint: Mapping[str, str]) -> None:
         """Compare with all ranks, unless the same was agreed at the step before."""
+        self._require_whole()
         own = {**fingerprint, "transport": f"{self.backend}, sockets={self._hub is not None}"}
         if self._agreed != own:
-            self.board.agree(own, self.timeout_s)
+            try:
+                self.board.agree(own, self.timeout_s)
+            except AgreementError:
+                self._broken = self.board.failed()  # a rank is gone, not only of another mind
+                raise
             self._agreed = own
+
+    def _require_whole(self) -> None:
+        if self._broken:
+            raise PipelineError(
+                with_hint(
+                    f"rank {self.rank}: an earlier step failed and left messages under way",
+                    "start the processes again from a checkpoint",
+                )
+            )
+
+    def withdraw(self, error: BaseException) -> None:
+        """Tell the other ranks, whether they agree now or are in the step already."""
+        if not self._broken:
+            self._broken = True
+            self.board.withdraw(f"{type(error).__name__}: {error}")
+            self._hang_up()
 
     def send(self, channel: Channel, key: Key, value: Any, *, announce: bool) -> None:
         """Send without waiting, after its shape if the receiver does not know it."""
         tensor = to_message(value)
+        if tensor.layout is not torch.strided:
+            raise BoundaryError(
+                with_hint(
+                    f"rank {self.rank}: a tensor of layout {tensor.layout} can't be sent",
+                    "send x.to_dense(), and make it sparse again behind the boundary",
+                )
+            )
         if not tensor.is_contiguous():
             tensor = tensor.contiguous()
         self._senders[channel].send(key, tensor, announce=announce)
@@ -213,13 +237,7 @@ class TorchTransport:
             PipelineTimeout: A wait ran past the limit.
             PeerLost: A peer is gone.
         """
-        if self._broken:
-            raise PipelineError(
-                with_hint(
-                    f"rank {self.rank}: an earlier step failed and left messages under way",
-                    "start the processes again from a checkpoint",
-                )
-            )
+        self._require_whole()
         (executor,) = executors
         self._broken = True  # until the end is reached
         self._watchdog.start(executor.report)
@@ -234,7 +252,7 @@ class TorchTransport:
         except TransferBroken as error:
             raise self._failure(executor, PeerLost, "the connection broke") from error
         except BaseException as error:
-            error.add_note(executor.report())
+            note_place(error, executor.report())
             self.board.post_failure(f"{executor.report()}: {type(error).__name__}: {error}")
             self._hang_up()
             raise
@@ -295,9 +313,13 @@ class TorchTransport:
         if len(members) == self.pp:
             return self._group
         if members not in self._subgroups:
-            self._subgroups[members] = dist.new_group(
-                [dist.get_global_rank(self._group, rank) for rank in members],
-                timeout=timedelta(seconds=self.timeout_s),
-                use_local_synchronization=True,
-            )
+            self._subgroups[members] = self._make_group(members, "-".join(map(str, members)))
         return self._subgroups[members]
+
+    def _make_group(self, ranks: Sequence[int], name: str) -> Any:
+        return make_group(
+            [dist.get_global_rank(self._group, rank) for rank in ranks],
+            name=f"{self._name}/{name}",
+            backend=dist.get_backend(self._group),
+            timeout_s=self.timeout_s,
+        )

@@ -10,6 +10,7 @@ __all__ = [
     "PipelineTimeout",
     "TransferBroken",
     "TransferTimeout",
+    "note_place",
     "with_hint",
 ]
 
@@ -45,3 +46,18 @@ class TransferBroken(Exception):  # noqa: N818
 def with_hint(message: str, hint: str) -> str:
     """Append the `hint:` line in which every message ends."""
     return f"{message}\nhint: {hint}"
+
+
+def note_place(error: BaseException, report: str) -> None:
+    """Add to an error of the caller's own code where the rank stood, and a hint if we know one.
+
+    Args:
+        error: What a chunk or a loss function raised.
+        report: Where the rank stands.
+    """
+    error.add_note(report)
+    if "a leaf Variable that requires grad is being used in an in-place" in str(error):
+        error.add_note(
+            "hint: a chunk may not write to its input; begin with x = x.clone(), or without "
+            "inplace=True"
+        )

@@ -73,6 +73,8 @@ class StepOptions:
     """Whether to keep the last stage's outputs."""
     on_gradients_ready: Callable[[int, int], None] | None = None
     """Called with (rank, chunk) right after the chunk's last backward of the step."""
+    recomputes_once: bool = False
+    """Whether forwards that the mask asks for are run again by `recompute.recomputed`."""
     order: str = "plan"
     """`"plan"`: as planned. `"ready"`: ops whose input has arrived first (`runtime.ready`)."""
 
@@ -203,22 +205,34 @@ class RankExecutor:
                 )
             return
         loss, *rest = _as_tuple(loss_func(output))
+        self._check_loss(op, loss)
         self.losses[unit] = loss.detach()
         self.num_tokens[unit] = rest[0] if rest else 1  # on a GPU int() would wait
         if len(rest) > 1:
             self.reports[unit] = rest[1]
         if self._training:
-            if loss.numel() != 1:
-                raise BoundaryError(
-                    with_hint(
-                        f"the loss of {op.text} has shape {tuple(loss.shape)}, not one number",
-                        "give the sum of the microbatch's token losses",
-                    )
-                )
             # One number: kept itself, as the engine takes it faster than its edge.
             self._edges[op.cell] = (loss,) if loss.requires_grad else ()
             if not self._seed or self._seed[0].shape != loss.shape:
                 self._seed = (torch.full_like(loss, self._options.loss_scale),)
+
+    def _check_loss(self, op: Instruction, loss: Any) -> None:
+        """Refuse what is no number, and a number that would train nothing."""
+        if not isinstance(loss, Tensor):
+            what = f"is of type {type(loss).__name__}, not a tensor of one number"
+        elif loss.numel() != 1:
+            what = f"has shape {tuple(loss.shape)}, not one number"
+        elif self._training and not loss.requires_grad and self._inputs[op.cell] != ():
+            # Of a structure, no leaf may want a gradient: then there is nothing to train before.
+            what = "has no gradient: nothing would be trained"
+        else:
+            return
+        raise BoundaryError(
+            with_hint(
+                f"the loss of {op.text} {what}",
+                "give the sum of the microbatch's token losses, neither detached nor made anew",
+            )
+        )
 
     def _backward(self, op: Instruction, gradient: Any) -> None:
         cell = op.cell
@@ -250,8 +264,9 @@ class RankExecutor:
         if op.action != RUN_INPUT_HALF:
             full_backward(edges, gradients)
             return
-        # A recomputed forward would be run again by every run of the engine: one must do.
-        halves = SplitBackward(edges, leaves, whole_first=bool(op.recompute))
+        # torch's checkpoint runs the forward again for every run of the engine: one must do.
+        whole = bool(op.recompute) and not self._options.recomputes_once
+        halves = SplitBackward(edges, leaves, whole_first=whole)
         halves.input_half(gradients)
         self._edges[op.cell] = halves
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,12 +13,12 @@ from torch import Tensor, nn
 import pipeloom as pl
 from pipeloom.runtime.backward import full_backward, gradient_edges, input_gradient
 from pipeloom.runtime.batches import piece_sizes
+from pipeloom.runtime.chunks import place_chunks
 from pipeloom.runtime.errors import PipelineError, with_hint
 from pipeloom.runtime.executor import LossFn, StepOptions
 from pipeloom.runtime.local import LocalTransport
-from pipeloom.runtime.pipeline import place_chunks
 from pipeloom.runtime.program import compile_plan
-from pipeloom.runtime.step import StepResult, run_step
+from pipeloom.runtime.step import StepResult, entering, run_step
 from pipeloom.runtime.transport import Boundary, Transport
 
 if TYPE_CHECKING:
@@ -86,18 +87,26 @@ def forward_step_helper(
     model: Sequence[nn.Module],
     data_iterator: Sequence[Any],
     chunk_id: int,
-    unit: int,  # noqa: ARG001 - the iterator counts
+    microbatch: int,
     input_tensor: Tensor | None,
     checkpoint_activations_microbatch: bool | None,
 ) -> tuple[Tensor, LossFn | None]:
     """Run a forward of the plan: pick `model[chunk_id]` and `data_iterator[chunk_id]`."""
-    return forward_step(
-        forward_step_func,
-        data_iterator[chunk_id],
-        model[chunk_id],
-        input_tensor,
-        checkpoint_activations_microbatch,
-    )
+    try:
+        return forward_step(
+            forward_step_func,
+            data_iterator[chunk_id],
+            model[chunk_id],
+            input_tensor,
+            checkpoint_activations_microbatch,
+        )
+    except StopIteration as error:
+        raise PipelineError(
+            with_hint(
+                f"data_iterator of chunk {chunk_id} ran out before microbatch {microbatch}",
+                "each chunk's iterator gives one item for each of its microbatches, every step",
+            )
+        ) from error
 
 
 def backward_step(
@@ -166,6 +175,13 @@ def _as_list(value: Any, length: int, name: str) -> list[Any]:
             with_hint(f"{name} is one for {length} chunks", "give a list: each chunk reads its own")
         )
     return [value]
+
+
+def _recomputes_once(model: Any) -> bool:
+    """Whether a chunk says that it recomputes by `pipeloom.runtime.recompute.recomputed`."""
+    while not hasattr(model, "recomputes_once") and hasattr(model, "module"):
+        model = model.module
+    return bool(getattr(model, "recomputes_once", False))
 
 
 @lru_cache(maxsize=64)
@@ -297,53 +313,64 @@ def forward_backward(
         PeerLost: Another rank ended.
     """
     transport = _default_transport(model) if transport is None else transport
-    if plan is None:
-        first = next(iter(model.values())) if isinstance(model, Mapping) else model
-        vp = len(first) if isinstance(first, list | tuple | nn.ModuleList) else 1
-        plan = _plan(
-            schedule,
-            transport.pp,
-            vp,
-            num_microbatches,
-            microbatch_group_size,
-            num_microbatches_with_partial_activation_checkpoints,
-        )
-    if (plan.pp, plan.num_microbatches) != (transport.pp, num_microbatches):
-        raise PipelineError(
-            with_hint(
-                f"the plan has pp={plan.pp}, num_microbatches={plan.num_microbatches}, but the "
-                f"call has pp={transport.pp}, num_microbatches={num_microbatches}",
-                "plan for this step's numbers",
+    with entering(transport):
+        if plan is None:
+            first = next(iter(model.values())) if isinstance(model, Mapping) else model
+            vp = len(first) if isinstance(first, list | tuple | nn.ModuleList) else 1
+            plan = _plan(
+                schedule,
+                transport.pp,
+                vp,
+                num_microbatches,
+                microbatch_group_size,
+                num_microbatches_with_partial_activation_checkpoints,
             )
+        if (plan.pp, plan.num_microbatches) != (transport.pp, num_microbatches):
+            raise PipelineError(
+                with_hint(
+                    f"the plan has pp={plan.pp}, num_microbatches={plan.num_microbatches}, but the "
+                    f"call has pp={transport.pp}, num_microbatches={num_microbatches}",
+                    "plan for this step's numbers",
+                )
+            )
+        ranks = transport.local_ranks
+        by_rank = model if isinstance(model, Mapping) else {ranks[0]: model}
+        lists = {
+            rank: [chunks]
+            if isinstance(chunks, nn.Module) and not isinstance(chunks, nn.ModuleList)
+            else list(chunks)
+            for rank, chunks in by_rank.items()
+        }
+        models = place_chunks(plan, ranks, lists)
+        iterators = (
+            data_iterator if isinstance(data_iterator, Mapping) else {ranks[0]: data_iterator}
         )
-    ranks = transport.local_ranks
-    by_rank = model if isinstance(model, Mapping) else {ranks[0]: model}
-    lists = {
-        rank: [chunks]
-        if isinstance(chunks, nn.Module) and not isinstance(chunks, nn.ModuleList)
-        else list(chunks)
-        for rank, chunks in by_rank.items()
-    }
-    models = place_chunks(plan, ranks, lists)
-    iterators = data_iterator if isinstance(data_iterator, Mapping) else {ranks[0]: data_iterator}
-    compiled = compile_plan(plan, ranks, backend=transport.backend, forward_only=forward_only)
-    forwards = {}
-    for rank, program in compiled.programs.items():
-        own = _as_list(iterators.get(rank), len(models[rank]), "data_iterator")
-        for chunk, order in program.chunk_order.items():
-            if own[chunk] is not None and list(order) != sorted(order):
-                own[chunk] = _Reordered(iter(own[chunk]), order)
-        forwards[rank] = partial(forward_step_helper, forward_step_func, models[rank], own)
-    if loss_scale is None and total_num_tokens is not None:
-        loss_scale = 1.0 / max(total_num_tokens, 1)
-    options = StepOptions(
-        loss_scale=1.0 if loss_scale is None else loss_scale,
-        boundary=Boundary(None)
-        if variable_shapes or plan.num_stages == 1
-        else _boundary(plan, models, seq_length, micro_batch_size, hidden_size, dtype),
-        record=record,
-        on_gradients_ready=on_gradients_ready,
-    )
+        compiled = compile_plan(plan, ranks, backend=transport.backend, forward_only=forward_only)
+        if compiled.forward_only and not forward_only:
+            raise PipelineError(
+                with_hint(
+                    f"the plan {plan.schedule} has no backward, so this call trains nothing",
+                    "pass forward_only=True, or a plan with backwards",
+                )
+            )
+        forwards = {}
+        for rank, program in compiled.programs.items():
+            own = _as_list(iterators.get(rank), len(models[rank]), "data_iterator")
+            for chunk, order in program.chunk_order.items():
+                if own[chunk] is not None and list(order) != sorted(order):
+                    own[chunk] = _Reordered(iter(own[chunk]), order)
+            forwards[rank] = partial(forward_step_helper, forward_step_func, models[rank], own)
+        if loss_scale is None and total_num_tokens is not None:
+            loss_scale = 1.0 / max(total_num_tokens, 1)
+        options = StepOptions(
+            loss_scale=1.0 if loss_scale is None else loss_scale,
+            boundary=Boundary(None)
+            if variable_shapes or plan.num_stages == 1
+            else _boundary(plan, models, seq_length, micro_batch_size, hidden_size, dtype),
+            record=record,
+            on_gradients_ready=on_gradients_ready,
+            recomputes_once=all(map(_recomputes_once, chain.from_iterable(models.values()))),
+        )
     with torch.no_grad() if forward_only else torch.enable_grad():
         return run_step(
             compiled,

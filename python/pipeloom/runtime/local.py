@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pipeloom.runtime.errors import PipelineError, PipelineTimeout, TransferTimeout, with_hint
+from pipeloom.runtime.errors import (
+    PipelineError,
+    PipelineTimeout,
+    TransferTimeout,
+    note_place,
+    with_hint,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -100,6 +106,9 @@ class LocalTransport:
     def agree(self, fingerprint: Mapping[str, str]) -> None:
         """One process agrees with itself."""
 
+    def withdraw(self, error: BaseException) -> None:
+        """There is nobody to tell."""
+
     def send(self, channel: Channel, key: Key, value: Any, *, announce: bool) -> None:  # noqa: ARG002
         """Hand the value to the receive that was posted for it, or keep it until one is."""
         posted = self._posted[channel]
@@ -147,7 +156,7 @@ class LocalTransport:
                 try:
                     waiting[rank] = next(running[rank], None)
                 except Exception as error:
-                    error.add_note(standing[rank].report())
+                    note_place(error, standing[rank].report())
                     raise
                 if waiting[rank] is None:
                     del running[rank]

@@ -2,88 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
-import pipeloom as pl
-from pipeloom.runtime.batches import SequenceDim, split_batch, split_named, split_sequences
+from pipeloom.runtime.batches import (
+    SequenceDim,
+    require_pairs,
+    split_batch,
+    split_named,
+    split_sequences,
+)
+from pipeloom.runtime.chunks import place_chunks
 from pipeloom.runtime.errors import PipelineError, with_hint
+from pipeloom.runtime.evaluation import evaluation_plan
 from pipeloom.runtime.executor import ForwardFn, LossFn, StepOptions
 from pipeloom.runtime.gradients import TiedWeight, clip_grad_norm
 from pipeloom.runtime.local import LocalTransport
 from pipeloom.runtime.program import CompiledPlan, compile_plan
+from pipeloom.runtime.recompute import recomputed
 from pipeloom.runtime.replicas import replica_weights
-from pipeloom.runtime.step import StepResult, run_step
+from pipeloom.runtime.step import StepResult, entering, run_step
 from pipeloom.runtime.structure import call_module
 from pipeloom.runtime.transport import Boundary, Transport
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
     from torch.distributed import ProcessGroup
 
     from pipeloom import Plan
 
-__all__ = ["Pipeline", "place_chunks"]
-
-
-def place_chunks(
-    plan: Plan,
-    ranks: Sequence[int],
-    chunks: Mapping[int, Sequence[nn.Module]] | Sequence[nn.Module],
-) -> dict[int, list[nn.Module]]:
-    """Give each of `ranks` its list of chunks.
-
-    Args:
-        plan: Says which rank holds which stage.
-        ranks: The ranks of this process.
-        chunks: A mapping from rank to its chunks; or all stages in order; or, with one rank in
-            this process, its own chunks.
-
-    Raises:
-        PipelineError: The number of modules does not fit the plan.
-
-    Examples:
-        >>> import pipeloom as pl
-        >>> from torch import nn
-        >>> stages = [nn.Identity(), nn.ReLU(), nn.Tanh(), nn.Sigmoid()]
-        >>> place_chunks(pl.plan("interleaved_1f1b", pp=2, vp=2, num_microbatches=2), [1], stages)
-        {1: [ReLU(), Sigmoid()]}
-    """
-    stages = list(plan.stages)
-    counts = {
-        rank: max((chunk + 1 for owner, chunk in stages if owner == rank), default=0)
-        for rank in ranks
-    }
-    if isinstance(chunks, Mapping):
-        placed = {rank: list(chunks.get(rank, ())) for rank in ranks}
-    elif len(chunks) == len(stages):
-        placed = {rank: [nn.Identity()] * counts[rank] for rank in ranks}
-        for (rank, chunk), module in zip(stages, chunks, strict=True):
-            if rank in placed:
-                placed[rank][chunk] = module
-    elif len(ranks) == 1:
-        placed = {ranks[0]: list(chunks)}
-    else:
-        raise PipelineError(
-            with_hint(
-                f"chunks has {len(chunks)} modules, but the plan has {len(stages)} stages",
-                "give one module a stage in order, or a mapping from rank to its list of chunks",
-            )
-        )
-    for rank, modules in placed.items():
-        if len(modules) != counts[rank]:
-            raise PipelineError(
-                with_hint(
-                    f"rank {rank} has {len(modules)} chunks, but the plan gives it {counts[rank]}",
-                    f"give one module for each of its stages: "
-                    f"{[stage for stage, place in enumerate(stages) if place[0] == rank]}",
-                )
-            )
-    return placed
+__all__ = ["Pipeline"]
 
 
 class Pipeline:
@@ -145,17 +97,26 @@ class Pipeline:
             raise PipelineError(
                 with_hint(f"order={order!r} is unknown", 'give order="plan" or order="ready"')
             )
-        self.order = order
-        self.transport: Transport = LocalTransport(plan.pp) if transport is None else transport
-        if self.transport.pp != plan.pp:
+        if not hasattr(plan, "stages"):
             raise PipelineError(
                 with_hint(
-                    f"the plan has pp={plan.pp}, but the transport has {self.transport.pp} ranks",
-                    "plan for as many ranks as the process group has",
+                    f"plan is of type {type(plan).__name__}, not a plan",
+                    'make one: pipeloom.plan("1f1b", pp=2, num_microbatches=4)',
                 )
             )
+        self.order = order
+        self.transport: Transport = LocalTransport(plan.pp) if transport is None else transport
         self.plan = plan
-        self.chunks = place_chunks(plan, self.transport.local_ranks, chunks)
+        with entering(self.transport):
+            if self.transport.pp != plan.pp:
+                ranks = self.transport.pp
+                raise PipelineError(
+                    with_hint(
+                        f"the plan has pp={plan.pp}, but the transport has {ranks} ranks",
+                        "plan for as many ranks as the process group has",
+                    )
+                )
+            self.chunks = place_chunks(plan, self.transport.local_ranks, chunks)
         self.loss_fn = loss_fn
         self.boundary = Boundary(boundary_shape, boundary_dtype)
         self.count = count
@@ -204,16 +165,25 @@ class Pipeline:
             PipelineTimeout: A wait ran past its limit.
             PeerLost: Another rank ended.
         """
-        compiled = self._compile(plan or self.plan, forward_only=False)
-        parts, goals = self._parts(compiled, batch, targets)
-        if loss_scale is None:
-            loss_scale = self._scale(goals)
+        with entering(self.transport):
+            compiled = self._compile(plan or self.plan, forward_only=False)
+            if compiled.forward_only:
+                raise PipelineError(
+                    with_hint(
+                        f"the plan {compiled.plan.schedule} has no backward: a step trains nothing",
+                        "call evaluate, or plan a schedule with backwards, such as 1f1b",
+                    )
+                )
+            parts, goals = self._parts(compiled, batch, targets)
+            if loss_scale is None:
+                loss_scale = self._scale(goals)
         options = StepOptions(
             loss_scale=loss_scale,
             boundary=self.boundary,
             record=record,
             on_gradients_ready=on_gradients_ready,
             order=self.order,
+            recomputes_once=True,
         )
         return self._run(compiled, options, parts, goals, stage_inputs)
 
@@ -239,11 +209,12 @@ class Pipeline:
         Returns:
             Loss and outputs; training's gradients are untouched.
         """
-        plan = self.plan
-        if num_microbatches is not None and num_microbatches != plan.num_microbatches:
-            plan = _plan_like(plan, num_microbatches)
-        compiled = self._compile(plan, forward_only=True)
-        parts, goals = self._parts(compiled, batch, targets, needs_targets=not keep_outputs)
+        with entering(self.transport):
+            plan = self.plan
+            if num_microbatches is not None and num_microbatches != plan.num_microbatches:
+                plan = evaluation_plan(plan, num_microbatches)
+            compiled = self._compile(plan, forward_only=True)
+            parts, goals = self._parts(compiled, batch, targets, needs_targets=not keep_outputs)
         options = StepOptions(
             loss_scale=self._scale(goals),
             boundary=self.boundary,
@@ -309,6 +280,8 @@ class Pipeline:
                         "targets is missing on the rank of the last stage", "pass targets there"
                     )
                 )
+        if goals is not None and batch is not None:
+            require_pairs(batch, targets, compiled.num_microbatches)
         return parts, goals
 
     def _units(self, compiled: CompiledPlan, value: Any, name: str) -> list[Any]:
@@ -323,13 +296,24 @@ class Pipeline:
         """1 / count of the step. Only ranks of the last stage use it."""
         if goals is None:
             return 1.0
-        total = sum(int(self.count(goal)) for goal in goals)
+        total = sum(map(self._count_of, goals))
         if self.data_parallel_group is not None:
             counts = torch.tensor([total], dtype=torch.int64)
             counts = counts.to(getattr(self.transport, "device", None))
             torch.distributed.all_reduce(counts, group=self.data_parallel_group)
             total = int(counts)
         return 1.0 / max(total, 1)
+
+    def _count_of(self, target: Any) -> int:
+        try:
+            return int(self.count(target))
+        except TypeError as error:
+            raise PipelineError(
+                with_hint(
+                    f"count fails on a target of type {type(target).__name__}: {error}",
+                    "pass count=, which takes a target and gives the number of losses in its sum",
+                )
+            ) from error
 
     def _run(
         self,
@@ -339,12 +323,21 @@ class Pipeline:
         goals: list[Any] | None,
         stage_inputs: Mapping[int, Mapping[str, Any]] | None,
     ) -> StepResult:
+        places = list(compiled.plan.stages)
+        with entering(self.transport):
+            unknown = sorted(set(stage_inputs or {}) - set(range(len(places))))
+            if unknown:
+                raise PipelineError(
+                    with_hint(
+                        f"stage_inputs names stages {unknown}, but the plan has {len(places)}",
+                        f"number stages from 0 to {len(places) - 1}",
+                    )
+                )
         extras = {}
         for stage, extra in (stage_inputs or {}).items():
             name = f"stage_inputs[{stage}]"
             named = split_named(extra, compiled.num_microbatches, name)
             extras[stage] = split_sequences(named, compiled.num_seq_pieces, self.sequence_dim, name)
-        places = list(compiled.plan.stages)
         forwards = {}
         for rank, chunks in self.chunks.items():
             own = {place[1]: extras.get(n) for n, place in enumerate(places) if place[0] == rank}
@@ -366,10 +359,10 @@ class Pipeline:
         goals: list[Any] | None,
         extras: dict[int, list[Any] | None],
     ) -> ForwardFn:
-        loss_fn, count = self.loss_fn, self.count
+        loss_fn, count = self.loss_fn, self._count_of
 
         def loss_of(target: Any, output: Any) -> tuple[Tensor, int]:
-            return loss_fn(output, target), int(count(target))
+            return loss_fn(output, target), count(target)
 
         def forward(
             chunk: int, unit: int, stage_input: Any, recompute: bool | None
@@ -378,7 +371,7 @@ class Pipeline:
             module, own = chunks[chunk], extras[chunk]
             extra = {} if own is None else own[unit]
             if recompute:
-                output = checkpoint(call_module, module, given, extra, use_reentrant=False)
+                output = recomputed(call_module, module, given, extra)
             else:
                 output = call_module(module, given, extra)
             if goals is None:
@@ -386,13 +379,3 @@ class Pipeline:
             return output, partial(loss_of, goals[unit])
 
         return forward
-
-
-def _plan_like(plan: Plan, num_microbatches: int) -> Plan:
-    """An evaluation's plan over the stages of another, which it cuts sequences as."""
-    pieces, schedule = None, "hanayo" if plan.placement == "v" else "forward_only"
-    if plan.num_seq_pieces > 1 and plan.vp == 1:  # with more chunks no family has pieces
-        pieces, schedule = plan.num_seq_pieces, "seq1f1b"
-    return pl.plan(
-        schedule, pp=plan.pp, vp=plan.vp, num_microbatches=num_microbatches, num_seq_pieces=pieces
-    )

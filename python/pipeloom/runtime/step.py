@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ import torch
 
 from pipeloom.runtime.agreement import versions
 from pipeloom.runtime.data_parallel import ChunkReduction
-from pipeloom.runtime.errors import PipelineError, with_hint
+from pipeloom.runtime.errors import AgreementError, PipelineError, with_hint
 from pipeloom.runtime.executor import Event, ForwardFn, RankExecutor, StepOptions
 from pipeloom.runtime.gradients import GradientStash, reduce_tied_gradients
 from pipeloom.runtime.piecewise import PieceExecutor, ReadyPieceExecutor
@@ -18,7 +19,7 @@ from pipeloom.runtime.ready import ReadyExecutor
 from pipeloom.runtime.replicas import replica_weights, share_losses
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from torch import Tensor
     from torch.distributed import ProcessGroup
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from pipeloom.runtime.program import CompiledPlan
     from pipeloom.runtime.transport import Transport
 
-__all__ = ["StepResult", "run_step"]
+__all__ = ["StepResult", "entering", "run_step"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,18 @@ def bubble_ratio(events: list[Event]) -> float:
     return 1.0 - max(work.values()) / span if span > 0 else 0.0
 
 
+@contextlib.contextmanager
+def entering(transport: Transport) -> Iterator[None]:
+    """What a rank does before a step: if it fails, the other ranks are told and do not wait."""
+    try:
+        yield
+    except AgreementError:  # which every rank has already
+        raise
+    except BaseException as error:
+        transport.withdraw(error)
+        raise
+
+
 def run_step(
     compiled: CompiledPlan,
     transport: Transport,
@@ -99,14 +112,15 @@ def run_step(
         Losses and what else was asked for.
     """
     training = not compiled.forward_only
-    if training and not torch.is_grad_enabled():
-        raise PipelineError(
-            with_hint(
-                "a training step needs gradients, but they are disabled here",
-                "leave torch.no_grad(), or evaluate with forward_only=True",
+    with entering(transport):
+        if training and not torch.is_grad_enabled():
+            raise PipelineError(
+                with_hint(
+                    "a training step needs gradients, but they are disabled here",
+                    "leave torch.no_grad(), or evaluate with forward_only=True",
+                )
             )
-        )
-    options.boundary.check_count(compiled.num_units)
+        options.boundary.check_count(compiled.num_units)
     if transport.backend is not None:  # one process agrees with itself
         transport.agree(
             {
@@ -202,15 +216,6 @@ def _collect(executors: list[RankExecutor], loss_scale: float, num_pieces: int) 
     )
 
 
-def _sum_in_order(losses: list[Tensor], loss_scale: float) -> Tensor | None:
-    """Scale losses and add them one by one: `Tensor.sum` adds in an order of its own."""
-    if not losses:
-        return None
-    scaled = torch.stack([x.reshape(()) if x.dim() else x for x in losses]) * loss_scale
-    first, *others = scaled.unbind()
-    return sum(others, start=first)
-
-
 def _whole(by_unit: dict[int, Any], num_pieces: int) -> dict[int, Any]:
     """What each microbatch's pieces have, added up in their order."""
     if num_pieces == 1:
@@ -220,3 +225,12 @@ def _whole(by_unit: dict[int, Any], num_pieces: int) -> dict[int, Any]:
         value, microbatch = by_unit[unit], unit // num_pieces
         sums[microbatch] = sums[microbatch] + value if microbatch in sums else value
     return sums
+
+
+def _sum_in_order(losses: list[Tensor], loss_scale: float) -> Tensor | None:
+    """Scale losses and add them one by one: `Tensor.sum` adds in an order of its own."""
+    if not losses:
+        return None
+    scaled = torch.stack([x.reshape(()) if x.dim() else x for x in losses]) * loss_scale
+    first, *others = scaled.unbind()
+    return sum(others, start=first)

@@ -13,6 +13,7 @@ from pipeloom.runtime.errors import (
     PipelineTimeout,
     TransferBroken,
     TransferTimeout,
+    note_place,
     with_hint,
 )
 from pipeloom.runtime.local import LocalTransport
@@ -192,7 +193,7 @@ class ThreadedTransport(LocalTransport):
     ) -> BaseException:
         """What the caller sees: the first failure, with where every rank stood."""
         if not isinstance(error, TransferTimeout):
-            error.add_note(first.report())
+            note_place(error, first.report())
             return error
         reports = "\n".join(executor.report() for executor in executors)
         timeout = PipelineTimeout(

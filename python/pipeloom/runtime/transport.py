@@ -166,6 +166,10 @@ class Transport(Protocol):
         """
         ...
 
+    def withdraw(self, error: BaseException) -> None:
+        """Tell the other ranks that this one can't enter the step, so that none waits for it."""
+        ...
+
     def send(self, channel: Channel, key: Key, value: Any, *, announce: bool) -> None:
         """Send without waiting. What is sent is kept alive until its send is done.
 

@@ -115,6 +115,7 @@ class TrainingArguments:
     out: str | None = _option(None, "folder of the run (default: runs/train-N, the next free N)")
     resume: str | None = _option(None, "run folder or checkpoint to go on from")
     save_interval: int = _option(50, "steps between checkpoints; 0: only at the end")
+    keep_checkpoints: int = _option(0, "newest checkpoints to keep; 0: all")
     eval_interval: int = _option(0, "steps between evaluations; 0: only at the end")
     eval_microbatches: int = _option(16, "microbatches of an evaluation")
     profile: bool = _option(False, "record each op's times on every rank, for `pipeloom show RUN`")
@@ -211,10 +212,11 @@ class TrainingArguments:
     def _check_plan(self, plan: pipeloom.Plan) -> None:
         """Refuses the plans that training can't run, by name."""
         what = f"schedule={self.schedule!r}" if self.plan is None else f"plan={self.plan!r}"
-        if plan.num_replicas > 1:
+        if plan.num_replicas > 1 and self.tie_embeddings:
             raise ConfigError(
-                f"{what} runs {plan.num_replicas} copies of the model, "
-                "which training does not build\nhint: dualpipe_v overlaps likewise with one copy"
+                f"{what} runs {plan.num_replicas} copies of the model, and with "
+                "tie_embeddings=True each rank at an end would hold both ends' copies of one "
+                "weight\nhint: leave --tie-embeddings out, or dualpipe_v has one copy"
             )
         if plan.forward_only or plan.schedule == "forward_only":
             raise ConfigError(f"{what} has no backward, so it trains nothing\nhint: 1f1b has")
@@ -235,27 +237,9 @@ class TrainingArguments:
 
     def make_evaluation_plan(self, num_microbatches: int) -> pipeloom.Plan:
         """The compute order of an evaluation, with its own m on the same chunks and pieces."""
-        if self._plan.num_seq_pieces > 1 and self.vp == 1:
-            return pipeloom.plan(
-                "seq1f1b",
-                pp=self.pp,
-                num_microbatches=num_microbatches,
-                num_seq_pieces=self._plan.num_seq_pieces,
-            )
-        if self._plan.placement == "loop":
-            return pipeloom.plan(
-                "forward_only", pp=self.pp, vp=self.vp, num_microbatches=num_microbatches
-            )
-        # Each microbatch enters when the one before it has gone on by as many stages as a rank
-        # has: stage + vp * microbatch grows along each microbatch's way, so none waits in a circle.
-        stages = self._plan.stages
-        rows = []
-        for rank in range(self.pp):
-            own = [stage for stage, (owner, _) in enumerate(stages) if owner == rank]
-            cells = [(stage, unit) for stage in own for unit in range(num_microbatches)]
-            cells.sort(key=lambda cell: (cell[0] + len(own) * cell[1], cell[0]))
-            rows.append(",".join(f"{stage}F{unit}" for stage, unit in cells))
-        return pipeloom.Plan.from_csv("\n".join(rows))
+        from pipeloom.runtime.evaluation import evaluation_plan
+
+        return evaluation_plan(self._plan, num_microbatches)
 
     @property
     def layout(self) -> Layout:
@@ -319,7 +303,8 @@ _AT_LEAST_ONE = (
     *("num_microbatches", "steps", "pp", "dp", "eval_microbatches", "log_interval"),
 )
 _AT_LEAST_ZERO = (
-    *("lr_warmup_steps", "weight_decay", "clip_grad", "save_interval", "eval_interval", "seed"),
+    *("lr_warmup_steps", "weight_decay", "clip_grad", "save_interval", "keep_checkpoints"),
+    *("eval_interval", "seed"),
 )
 
 

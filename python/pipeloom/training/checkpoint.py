@@ -27,6 +27,16 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 
 from pipeloom.training.errors import CheckpointError
 from pipeloom.training.integrity import checksums, damaged_files
+from pipeloom.training.retention import (
+    by_step,
+    name_of,
+    prune,
+    replaced,
+    step_of,
+    sync_folder,
+    tidy,
+    write_durably,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -104,16 +114,6 @@ def _no_warning_of_one_process() -> Iterator[None]:
         yield
 
 
-def name_of(step: int) -> str:
-    """Folder of the checkpoint of a step.
-
-    Examples:
-        >>> name_of(100)
-        'step-000100'
-    """
-    return f"step-{step:06d}"
-
-
 def save_checkpoint(
     folder: Path,
     *,
@@ -121,10 +121,19 @@ def save_checkpoint(
     optimizer: torch.optim.Optimizer,
     state: TrainState,
     processes: Processes,
+    keep: int = 0,
 ) -> Path:
     """Writes `folder/step-NNNNNN` and then points `latest` to it; all processes call it.
 
     An interruption at any moment leaves `latest` at a whole checkpoint.
+
+    Args:
+        folder: The `checkpoints` of a run.
+        chunks: All chunks of this process.
+        optimizer: Its state goes with the weights.
+        state: What is stored besides tensors.
+        processes: Who saves together.
+        keep: How many checkpoints stay, this one included; 0: all.
 
     Returns:
         The folder of the checkpoint.
@@ -137,21 +146,25 @@ def save_checkpoint(
 
     def prepare() -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(partial, ignore_errors=True)
+        tidy(folder)
         partial.mkdir()
 
     def publish() -> None:
         whole = dataclasses.replace(state, checksums=checksums(partial))
         text = json.dumps(dataclasses.asdict(whole), indent=1, sort_keys=True)
-        (partial / STATE_FILE).write_text(text + "\n")
-        before = folder / f".{name}.before"
+        write_durably(partial / STATE_FILE, text + "\n")
+        sync_folder(partial)
+        before = replaced(folder, name)
         if final.exists():  # the same step of the same run, reached again after a resume
             final.rename(before)
         partial.rename(final)
+        sync_folder(folder)
         shutil.rmtree(before, ignore_errors=True)
         pointer = folder / f".{LATEST}.partial"
-        pointer.write_text(name + "\n")
+        write_durably(pointer, name + "\n")
         pointer.replace(folder / LATEST)
+        sync_folder(folder)
+        prune(folder, keep=keep, newest=final, is_complete=_is_complete)
 
     try:
         processes.on_first(prepare)
@@ -166,8 +179,8 @@ def save_checkpoint(
             )
         processes.on_first(publish)
     except BaseException as error:
-        if processes.index == 0:
-            shutil.rmtree(partial, ignore_errors=True)
+        if processes.index == 0 and folder.is_dir():
+            tidy(folder)
         if isinstance(error, (OSError, CheckpointException)):
             raise CheckpointError(
                 f"the checkpoint of step {state.step} can't be written to {folder}: "
@@ -186,6 +199,14 @@ def _reasons(error: BaseException) -> str:
     return "; ".join(sorted(reasons))
 
 
+def _is_complete(path: Path) -> bool:
+    """Whether all files are there in their sizes; what is in them is not read."""
+    try:
+        return not damaged_files(path, read_state(path).checksums, contents=False)
+    except CheckpointError:
+        return False
+
+
 def newest_whole(folder: Path, *, before: Path | None = None) -> Path | None:
     """The newest checkpoint in a folder whose files are all as they were written.
 
@@ -193,8 +214,8 @@ def newest_whole(folder: Path, *, before: Path | None = None) -> Path | None:
         folder: The `checkpoints` of a run.
         before: Only those of steps before this checkpoint's.
     """
-    for path in sorted(folder.glob("step-*"), reverse=True):
-        if before is not None and path.name >= before.name:
+    for path in by_step(folder):
+        if before is not None and step_of(path) >= step_of(before):
             continue
         try:
             state = read_state(path)
@@ -240,7 +261,10 @@ def resolve_checkpoint(path: str | Path) -> Path:
     for folder in (path, path / "checkpoints"):
         pointer = folder / LATEST
         if pointer.exists():
-            found = folder / pointer.read_text().strip()
+            name = pointer.read_text().strip()
+            # Where it was put if a process ended just while it was replaced.
+            places = (folder / name, replaced(folder, name))
+            found = next((place for place in places if place.is_dir()), places[0])
             if not found.is_dir():
                 raise CheckpointError(
                     f"{pointer} names {found.name}, which is missing",

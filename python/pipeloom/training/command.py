@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import signal
 import sys
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 
     from pipeloom.training.pretrain import TrainingResult
 
-INTERRUPTED = 130
+SIGNALLED = 128
+"""Plus the signal is the status of a run that one ended: 130 for Ctrl-C, 143 for SIGTERM."""
 FAILED = 1
 
 
@@ -53,8 +55,10 @@ def run_train(namespace: argparse.Namespace) -> int:
             train_valid_test_datasets_provider, partial(model_provider, gpt_builder), args=args
         )
     except KeyboardInterrupt as interrupt:
-        kept = interrupt.args[0] if interrupt.args else "nothing was trained yet"
-        return _end(f"\ninterrupted: {kept}", INTERRUPTED, all_say_it=False)
+        kept = str(interrupt) or "nothing was trained yet"
+        number = getattr(interrupt, "number", signal.SIGINT)
+        word = "interrupted" if number == signal.SIGINT else "terminated"
+        return _end(f"\n{word}: {kept}", SIGNALLED + number, all_say_it=False)
     except (DivergedError, PipelineError) as error:
         # A lost or late peer is told by each process as it sees it; the rest is the same on all.
         return _end(

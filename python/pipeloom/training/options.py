@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 FREE_TO_CHANGE = frozenset(
     {
         *("steps", "device", "transport", "data", "out", "resume", "save_interval"),
+        "keep_checkpoints",
         *("eval_interval", "eval_microbatches", "log_interval", "timeout_s", "tensorboard"),
         "profile",
         *("pp", "vp", "schedule", "layout_text", "plan", "microbatch_group_size", "recompute"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 from pipeloom.profile import FILE as PROFILE_FILE
 from pipeloom.training import artifacts, checkpoint
 from pipeloom.training.errors import CheckpointError
+from pipeloom.training.interrupts import Interrupted, Interrupts
 from pipeloom.training.log import RunLog, StepRecord, read_losses
+from pipeloom.training.retention import step_of
 from pipeloom.training.session import open_session
 from pipeloom.training.setup import parameters_of
 from pipeloom.training.trainer import ForwardStepFunc, Trainer, forward_step
@@ -80,9 +81,12 @@ def pretrain(
     Raises:
         PlanError: Arguments, data or checkpoint are wrong; the message says which and how.
         DivergedError: The loss is no longer finite.
-        KeyboardInterrupt: Its argument says what was kept.
+        Interrupted: By Ctrl-C or SIGTERM; a KeyboardInterrupt whose argument says what was kept.
     """
-    with open_session(args) as session:
+    with (
+        open_session(args) as session,
+        Interrupts(alone=session.processes.count == 1) as interrupts,
+    ):
         source, asked = None, args.resume
         if asked is not None:
             source = session.processes.on_first(lambda: checkpoint.resolve_checkpoint(asked))
@@ -95,6 +99,7 @@ def pretrain(
                 session,
                 model_provider,
                 forward_step_func,
+                interrupts=interrupts,
                 train_data=train_data,
                 valid_data=valid_data,
             )
@@ -108,10 +113,11 @@ def pretrain(
         )
         try:
             return _train(trainer, folder)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as interrupt:
+            number = getattr(interrupt, "number", signal.SIGINT)
             kept = _keep(trainer, folder / "checkpoints")
-            raise KeyboardInterrupt(
-                f"stopped after step {trainer.step}; last checkpoint: {kept or 'none yet'}"
+            raise Interrupted(
+                number, f"stopped after step {trainer.step}; last checkpoint: {kept or 'none yet'}"
             ) from None
 
 
@@ -122,19 +128,15 @@ def _keep(trainer: Trainer, folder: Path) -> Path | None:
     of the step before. One process of several can't save alone: their steps may differ.
     """
     last = trainer.last_checkpoint
-    saved = last is not None and last.name == checkpoint.name_of(trainer.step)
+    saved = last is not None and step_of(last) == trainer.step
     if saved or trainer.step == 0 or not trainer.is_whole or trainer.session.processes.count > 1:
         return last
-    # A second Ctrl-C ends the process at once; what is half written then is not a checkpoint.
-    is_main = threading.current_thread() is threading.main_thread()
-    usual = signal.signal(signal.SIGINT, signal.SIG_DFL) if is_main else None
+    # A second signal ends the process at once; what is half written then is not a checkpoint.
+    trainer.interrupts.end_at_once()
     try:
         return trainer.save(folder)
     except (KeyboardInterrupt, CheckpointError):
         return last
-    finally:
-        if is_main:
-            signal.signal(signal.SIGINT, usual)
 
 
 def _train(trainer: Trainer, folder: Path) -> TrainingResult:
@@ -155,13 +157,17 @@ def _train(trainer: Trainer, folder: Path) -> TrainingResult:
             last = trainer.step == args.steps
             if args.eval_interval and trainer.step % args.eval_interval == 0 and not last:
                 log.record(StepRecord(trainer.step, valid_loss=trainer.evaluate()))
-            if args.save_interval and trainer.step % args.save_interval == 0 and not last:
+            asked = 0 if last else trainer.asked_to_stop()
+            due = args.save_interval and trainer.step % args.save_interval == 0
+            if asked or (due and not last):
                 trainer.save(checkpoints)
+            if asked:
+                raise Interrupted(asked)
         valid_loss = trainer.evaluate()
         log.record(StepRecord(trainer.step, valid_loss=valid_loss))
         saved = trainer.save(checkpoints)
     records = read_losses(folder) if session.is_first else []
-    shown = trainer.events if session.pipeline == 0 else ()
+    shown = trainer.events if session.pipelines[0] == 0 else ()
     events = [event for part in session.processes.gather(shown) for event in part]
     curve: list[Path] = []
     picture = trace = profile = None

@@ -36,7 +36,7 @@ class StepProfiler:
                 "profile=True needs a plan without transfers, but this one has them"
                 "\nhint: save the plan before it is lowered, and choose transfers with --p2p"
             )
-        self.processes, self.pipeline = session.processes, session.pipeline
+        self.processes, self.pipeline = session.processes, session.pipelines[0]
         self.profile = Profile(plan, side_by_side=session.processes.count > 1)
         self.ahead_s = clock_offset(session.processes)
 

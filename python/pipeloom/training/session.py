@@ -30,14 +30,14 @@ class Session:
         transport: Moves tensors between ranks; its `local_ranks` live in this process.
         processes: For what all processes do together besides.
         device: Where the chunks of this process live.
-        pipeline: Which of the `dp` data-parallel pipelines this process belongs to.
+        pipelines: Which of the `dp` data-parallel pipelines this process runs, one after another.
         replicas: The processes of the same rank in all pipelines; None where there is one.
     """
 
     transport: Any
     processes: Processes
     device: torch.device
-    pipeline: int = 0
+    pipelines: tuple[int, ...] = (0,)
     replicas: dist.ProcessGroup | None = None
 
     @property
@@ -69,15 +69,15 @@ def open_session(args: TrainingArguments) -> Iterator[Session]:
                 f"transport='local' in {_world_size()} processes would train {_world_size()} "
                 "models\nhint: leave --transport out, or start it without torchrun"
             )
-        if args.dp > 1:
-            raise ConfigError(
-                f"dp={args.dp} pipelines need {args.pp * args.dp} processes, this is one\n"
-                f"hint: torchrun --nproc-per-node {args.pp * args.dp} --module pipeloom train ..., "
-                "or more --num-microbatches"
-            )
         from pipeloom.runtime.local import LocalTransport
 
-        yield Session(LocalTransport(args.pp), Processes(), torch.device(args.device))
+        yield Session(
+            LocalTransport(args.pp),
+            Processes(),
+            torch.device(args.device),
+            # On the same chunks, whose gradients add up.
+            pipelines=tuple(range(args.dp)),
+        )
         return
     made_here = not dist.is_initialized()
     if made_here:
@@ -138,7 +138,7 @@ def _join(args: TrainingArguments) -> Session:
             group = dist.new_group([rank * dp + number for number in range(dp)], timeout=limit)
             replicas = group if rank == processes.index // dp else replicas
     transport = TorchTransport(own, device=device, timeout_s=args.timeout_s)
-    return Session(transport, processes, device, pipeline, replicas)
+    return Session(transport, processes, device, (pipeline,), replicas)
 
 
 def _own_gpu() -> torch.device:

@@ -84,8 +84,9 @@ class OptimizerParamScheduler:
 
 
 def all_chunks(model: Chunks) -> list[nn.Module]:
-    """The chunks of all hosted ranks, in rank and chunk order."""
-    return [chunk for rank in sorted(model) for chunk in model[rank]]
+    """The chunks of all hosted ranks, in rank and chunk order; one that ranks share comes once."""
+    chunks = [chunk for rank in sorted(model) for chunk in model[rank]]
+    return list({id(chunk): chunk for chunk in chunks}.values())
 
 
 def parameters_of(chunks: Iterable[nn.Module]) -> list[nn.Parameter]:
@@ -140,10 +141,18 @@ def setup_model_and_optimizer(
         Model (rank -> chunks), optimizer and `opt_param_scheduler`.
     """
     config = core_transformer_config_from_args(args)
-    model = {
-        rank: get_model(model_provider, config, pp_rank=rank, args=args, device=device)
-        for rank in local_ranks
-    }
+    built: dict[int, list[nn.Module]] = {}
+    model: dict[int, list[nn.Module]] = {}
+    for rank in local_ranks:
+        model[rank] = []
+        # A second replica runs the other way: its chunks on this rank are the mirrored rank's.
+        # Where one process has both ranks, the replicas are the same modules.
+        for source in (rank, args.pp - 1 - rank)[: args.make_plan().num_replicas]:
+            if source not in built:
+                built[source] = get_model(
+                    model_provider, config, pp_rank=source, args=args, device=device
+                )
+            model[rank] += built[source]
     optimizer = make_optimizer(args, all_chunks(model))
     scheduler = OptimizerParamScheduler(
         optimizer,

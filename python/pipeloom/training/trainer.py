@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
     from pipeloom.model.builders import ModelProvider
     from pipeloom.model.gpt_model import GPTModel
+    from pipeloom.runtime.step import StepResult
     from pipeloom.training.arguments import TrainingArguments
+    from pipeloom.training.interrupts import Interrupts
     from pipeloom.training.measure import OpEvent
     from pipeloom.training.session import Session
 
@@ -74,12 +76,14 @@ class Trainer:
         provider: ModelProvider,
         forward_step_func: ForwardStepFunc,
         *,
+        interrupts: Interrupts,
         train_data: TokenDataset,
         valid_data: TokenDataset,
     ) -> None:
         """Builds the model, its optimizer, and the plans of training and evaluation."""
         self.args, self.session, self.forward_step_func = args, session, forward_step_func
         self.train_data, self.valid_data = train_data, valid_data
+        self.interrupts = interrupts
         self.config = core_transformer_config_from_args(args)
         self.model, self.optimizer, self.opt_param_scheduler = setup_model_and_optimizer(
             provider, args, local_ranks=session.transport.local_ranks, device=session.device
@@ -123,27 +127,61 @@ class Trainer:
 
         Data-parallel pipelines train on a part each, and evaluate on the same text each.
         """
-        args, num_microbatches = self.args, plan.num_microbatches
-        parts = 1 if forward_only else args.dp
-        part = 0 if forward_only else self.session.pipeline
+        parts = self.session.pipelines[:1] if forward_only else self.session.pipelines
+        results = {}
+        for part in parts:
+            results[part] = self._run_part(
+                plan,
+                dataset,
+                first_sample=first_sample,
+                part=0 if forward_only else part,
+                forward_only=forward_only,
+            )
+        losses = {p: float(r.loss) for p, r in results.items() if r.loss is not None}
+        known: dict[int, float] = {}
+        for some in self.session.processes.gather(losses):
+            known |= some
+        # Each pipeline's share of the mean, added in their order; in evaluation each has it all.
+        shares = [known[part] for part in sorted(known)][: 1 if forward_only else None]
+        return sum(shares[1:], shares[0]), results[parts[0]].events
 
-        def read() -> Iterator[Microbatch]:
+    def _run_part(
+        self,
+        plan: pipeloom.Plan,
+        dataset: TokenDataset,
+        *,
+        first_sample: int,
+        part: int,
+        forward_only: bool,
+    ) -> StepResult:
+        """One pass of one data-parallel pipeline."""
+        args, num_microbatches = self.args, plan.num_microbatches
+        per_replica = num_microbatches // plan.num_replicas
+        # Evaluation does without a second replica.
+        vp = self.plan.vp
+        model = {rank: own[: vp * plan.num_replicas] for rank, own in self.model.items()}
+
+        def read(replica: int) -> Iterator[Microbatch]:
             return microbatches(
                 dataset,
                 step=self.step,
                 first_sample=first_sample,
-                num_microbatches=num_microbatches,
+                num_microbatches=per_replica,
                 micro_batch_size=args.micro_batch_size,
-                first_number=part * num_microbatches,
+                first_number=part * num_microbatches + replica * per_replica,
                 num_seq_pieces=plan.num_seq_pieces,
                 device=self.session.device,
             )
 
+        parts = 1 if forward_only else args.dp
         step = pipeloom.get_forward_backward_func(args.pp, args.vp)
-        result = step(
+        result: StepResult = step(
             forward_step_func=self.forward_step_func,
-            data_iterator={rank: [read() for _ in own] for rank, own in self.model.items()},
-            model=self.model,
+            data_iterator={
+                rank: [read(chunk // vp) for chunk in range(len(own))]
+                for rank, own in model.items()
+            },
+            model=model,
             num_microbatches=num_microbatches,
             seq_length=args.seq_length,
             micro_batch_size=args.micro_batch_size,
@@ -154,11 +192,7 @@ class Trainer:
             record=True,
             fingerprint=self.fingerprint,
         )
-        loss = None if result.loss is None else float(result.loss)
-        everyones = self.session.processes.gather(loss)
-        known = [value for value in everyones if value is not None]
-        # Each pipeline's share of the mean, added in the order of their microbatches.
-        return sum(known[1:parts], known[0]), result.events
+        return result
 
     def train_step(self) -> StepRecord:
         """One optimizer step.
@@ -167,6 +201,7 @@ class Trainer:
             DivergedError: Loss or gradient norm is not finite; the weights are as before.
         """
         from pipeloom.runtime.gradients import clip_grad_norm, reduce_tied_gradients
+        from pipeloom.runtime.replicas import replica_weights
 
         args, transport = self.args, self.session.transport
         begin = time.perf_counter()
@@ -181,16 +216,18 @@ class Trainer:
         reduce_tied_gradients(self.tied, transport)
         bound = args.clip_grad if args.clip_grad > 0 else math.inf
         parameters = {rank: parameters_of(own) for rank, own in self.model.items()}
-        norm = float(clip_grad_norm(parameters, bound, transport, tied=self.tied))
+        copies = replica_weights(self.plan, self.model)
+        norm = float(clip_grad_norm(parameters, bound, transport, tied=[*self.tied, *copies]))
         for name, value in (("loss", loss), ("gradient norm", norm)):
             self._require_finite(name, value)
         lr = self.opt_param_scheduler.rate(self.step)
-        self.is_whole = False
-        self.optimizer.step()
-        self.opt_param_scheduler.step()
-        self.step += 1
-        self.consumed_samples += args.samples_per_step
-        self.is_whole = True
+        with self.interrupts.hold():
+            self.is_whole = False
+            self.optimizer.step()
+            self.opt_param_scheduler.step()
+            self.step += 1
+            self.consumed_samples += args.samples_per_step
+            self.is_whole = True
         return StepRecord(
             self.step,
             loss=loss,
@@ -231,11 +268,12 @@ class Trainer:
         """The record's numbers of idle time, for a step that took so long."""
         if self.session.processes.count == 1:
             # Ranks took turns.
-            events: Sequence[OpEvent] = replay(self.events, self.plan.num_stages)
+            per_replica = self.plan.num_stages // self.plan.num_replicas
+            events: Sequence[OpEvent] = replay(self.events, per_replica)
             seconds = max((event.end for event in events), default=0.0)
         else:
             events = self.events
-        own = work_and_waiting(events) if self.session.pipeline == 0 else {}
+        own = work_and_waiting(events) if self.session.pipelines[0] == 0 else {}
         parts = self.session.processes.gather((seconds, own))
         span = max(part[0] for part in parts)
         ranks = sorted(pair for _, own in parts for pair in own.items())
@@ -262,6 +300,14 @@ class Trainer:
                 chunk.train()
         return loss
 
+    def asked_to_stop(self) -> int:
+        """The signal that asks any process to stop after this step; 0: none does.
+
+        All processes call it after each step, since none can leave without the others.
+        """
+        asked: list[int] = self.session.processes.gather(self.interrupts.asked)
+        return max(asked)
+
     def save(self, folder: Path) -> Path:
         """Writes a checkpoint of this moment."""
         state = checkpoint.TrainState(
@@ -277,6 +323,7 @@ class Trainer:
             optimizer=self.optimizer,
             state=state,
             processes=self.session.processes,
+            keep=self.args.keep_checkpoints,
         )
         return self.last_checkpoint
 

@@ -47,7 +47,7 @@ class PieceExecutor(RankExecutor):
     def _differentiate(
         self,
         op: Instruction,
-        edges: Sequence[GradientEdge],
+        edges: Sequence[GradientEdge | Tensor],
         gradients: Sequence[Tensor],
         leaves: Sequence[Tensor],
     ) -> None:

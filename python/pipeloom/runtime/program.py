@@ -204,8 +204,8 @@ class _Compiler:
         }
         kinds, stages, microbatches = columns["kind"], columns["stage"], columns["microbatch"]
         peers = columns.get("peer", [0] * len(kinds))
-        pieces = columns.get("piece", [0] * len(kinds))
         mask = self.plan.recompute_mask(rank) is not None or any(columns["recompute"])
+        pieces = columns.get("piece", [0] * len(kinds))
         instructions = []
         order: dict[int, list[int]] = {}
         for position, (kind, stage, microbatch) in enumerate(

@@ -1084,13 +1084,19 @@ class Plan:
             ['0F0', '0B0']
         """
 
-    def check(self, semantics: str | Sequence[str] | None = None) -> Report:
+    def check(
+        self,
+        semantics: str | Sequence[str] | None = None,
+        max_buffers: SupportsIndex | None = None,
+    ) -> Report:
         """Checks every rule a plan must meet, and that no ranks wait for each other.
 
         Args:
             semantics: under which semantics the plan must progress: a name, or several; None:
                 those that it promises (`plan.semantics`); "all": each is reported, and those that
                 the plan does not promise may fail.
+            max_buffers: the most receive buffers (`buffers`) that any channel of a lowered plan
+                may need at a time; None: any number.
 
         Returns:
             The report, if nothing is wrong.
@@ -1098,11 +1104,13 @@ class Plan:
         Raises:
             CheckError: if a rule is broken or the plan gets stuck; `violations` has all of them,
                 each with rule, rank, position, op, message and hint.
-            ConfigError: if a semantics is unknown, or is about transfers and the plan has none.
+            ConfigError: if a semantics is unknown, or an argument is about transfers and the plan
+                has none.
 
         Examples:
-            >>> pl.plan("1f1b", pp=2, num_microbatches=2).check()
-            Report(ok=True, violations=0, unpromised=0)
+            >>> plan = pl.plan("1f1b", pp=2, num_microbatches=2)
+            >>> plan.check(), plan.lower().check("all", max_buffers=2).ok
+            (Report(ok=True, violations=0, unpromised=0), True)
         """
 
     def simulate(

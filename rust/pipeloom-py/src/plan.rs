@@ -173,13 +173,14 @@ impl Plan {
         columns_to_dict(py, columns)
     }
 
-    #[pyo3(signature = (semantics=None))]
+    #[pyo3(signature = (semantics=None, max_buffers=None))]
     fn check(
         &self,
         py: Python<'_>,
         semantics: Option<&Bound<'_, PyAny>>,
+        max_buffers: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<crate::report::Report> {
-        crate::report::check_plan(py, &self.0, semantics)
+        crate::report::check_plan(py, &self.0, semantics, max_buffers)
     }
 
     #[pyo3(

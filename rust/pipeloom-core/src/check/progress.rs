@@ -6,11 +6,11 @@
 
 use std::fmt::Write as _;
 
-use super::Violation;
 use crate::engine::{Engine, NONE, Posted, Program, pair_second};
 use crate::ids::{Rank, Stage};
 use crate::op::{Op, OpKind};
 use crate::semantics::Semantics;
+use crate::violation::Violation;
 
 /// Lines of a cycle that are shown before the middle is left out.
 const SHOWN: usize = 6;

@@ -3,9 +3,10 @@
 use std::fmt;
 use std::fmt::Write as _;
 
-use super::{Report, Violation};
+use super::Report;
 use crate::ids::Rank;
 use crate::plan::Plan;
+use crate::violation::Violation;
 
 /// Violations that are shown before the rest is counted.
 const SHOWN: usize = 5;

@@ -167,6 +167,59 @@ fn each_rule_of_transfers_has_a_smallest_plan_too() {
 }
 
 #[test]
+fn a_channel_holds_at_most_as_many_buffers_as_it_may() {
+    // Rank 1 receives both microbatches before it is done with the first.
+    let orders = [
+        "0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1",
+        "1RECV_F0 1F0 1RECV_F1 1F1 1B0 1SEND_B0 1B1 1SEND_B1",
+    ];
+    let plan = lowered(1, 2, &orders);
+    let within = |most| check(&plan, None).within_buffers(most).unwrap();
+    assert!(within(2).ok());
+    let report = within(1);
+    let [told] = &report.violations[..] else {
+        panic!("{report}")
+    };
+    assert_eq!(
+        (told.rule, told.rank, told.position, told.op.as_str()),
+        ("buffers", Rank(1), 2, "1RECV_F1")
+    );
+    assert_eq!(
+        told.message,
+        "1RECV_F1 needs buffer 2 of channel 0 -> 1 forward, which needs 2 in all, but max_buffers=1"
+    );
+    assert_eq!(within(0).violations.len(), 2, "each channel is told once");
+    let unlowered = self::plan(1, 1, &["0F0 0B0", "1F0 1B0"]);
+    assert!(check(&unlowered, None).within_buffers(1).is_err());
+}
+
+/// The most receives of a channel that stand in a rank's program with a reader still to come, seen
+/// op by op.
+fn most_in_use(plan: &Plan) -> u32 {
+    let mut most = 0;
+    for rank in plan.shape().ranks() {
+        let ops = plan.rank_ops(rank).ops;
+        for at in 0..ops.len() {
+            let mut held: Vec<_> = (0..=at)
+                .filter(|&posted| ops[posted].kind.is_recv())
+                .filter(|&posted| {
+                    let read = |op: &Op| {
+                        op.kind.is_compute()
+                            && (op.stage, op.unit) == (ops[posted].stage, ops[posted].unit)
+                    };
+                    ops[at..].iter().any(read)
+                })
+                .filter_map(|posted| crate::lower::Channel::of(plan, rank, ops[posted]))
+                .collect();
+            held.sort_unstable();
+            let runs = held.chunk_by(|one, other| one == other).map(<[_]>::len);
+            most = most.max(runs.max().unwrap_or(0));
+        }
+    }
+    u32::try_from(most).unwrap()
+}
+
+#[test]
 fn members_of_a_group_stand_side_by_side() {
     let orders = ["0F0 0SEND_F0 0RECV_B0 0B0", "1RECV_F0 1F0 1B0 1SEND_B0"];
     let mut held = ranks(&orders);
@@ -214,7 +267,9 @@ fn a_deadlock_is_told_as_its_cycle() {
          rank 0, position 3: 0SEND_F1 waits for 1RECV_F1 at position 4 of rank 1\n  \
          rank 1, position 3: 1SEND_B0 waits for 0RECV_B0 at position 4 of rank 0"
     );
-    let error = check_strictly(&plan, &[Semantics::Rendezvous]).unwrap_err();
+    let error = check_strictly(&plan, &[Semantics::Rendezvous])
+        .and_then(Report::into_result)
+        .unwrap_err();
     assert_eq!(error.violations, report.unpromised[..1]);
 }
 
@@ -261,6 +316,16 @@ proptest! {
     fn right_plans_pass(seed: u64) {
         let report = check(&samples::plan(&mut Rng(seed)), None);
         prop_assert!(report.ok(), "{}", report);
+    }
+
+    #[test]
+    fn the_bound_on_buffers_is_what_a_walk_over_the_ops_finds(seed: u64) {
+        let plan = samples::lowered(&mut Rng(seed));
+        let most = most_in_use(&plan);
+        let found = buffers::check(&plan, most).unwrap();
+        prop_assert!(found.is_empty(), "{:?}", found);
+        let fewer = most.checked_sub(1).map(|fewer| buffers::check(&plan, fewer).unwrap());
+        prop_assert!(fewer.is_none_or(|found| !found.is_empty()), "{}", most);
     }
 
     #[test]

@@ -109,6 +109,15 @@ def test_bounds_name_what_binds():
     assert split.lower_bound == split.bounds["memory"] == split.makespan
 
 
+def test_little_memory_binds_by_what_it_holds_for_how_long():
+    costs = pl.Costs(forward=10, backward_input=10, backward_weight=2, latency=1)
+    timeline = pl.plan("v_min", pp=8, num_microbatches=64).simulate(costs)
+    assert timeline.binding_bound == "occupancy"
+    others = {name: time for name, time in timeline.bounds.items() if name != "occupancy"}
+    assert max(others.values()) < timeline.lower_bound <= timeline.makespan
+    assert timeline.span_bound == 64 * 2 * (10 + 10 + 2) <= timeline.span
+
+
 def test_link_contention_only_adds_time():
     # The turn of a V makes forwards and gradients go the same way.
     plan = pl.plan("zb_v", pp=2, num_microbatches=8)

@@ -788,7 +788,7 @@ class Timeline:
     def _repr_svg_(self) -> str | None: ...
     @property
     def bounds(self) -> dict[str, float]:
-        """Lower bounds on the makespan by name: work, drain, memory, round_trip.
+        """Lower bounds on the makespan: work, drain, memory, round_trip, occupancy.
 
         No order of the same ops on the same placement, within each rank's peak memory here, can
         be faster.
@@ -797,6 +797,10 @@ class Timeline:
     @property
     def lower_bound(self) -> float:
         """The largest of the bounds."""
+
+    @property
+    def span_bound(self) -> float:
+        """A lower bound on the span: the most work of a rank."""
 
     @property
     def binding_bound(self) -> str:

@@ -337,13 +337,15 @@ proptest! {
 /// The same for a million plans (or `PIPELOOM_CASES`), for `make test-deep`.
 #[test]
 #[ignore = "takes minutes"]
+#[allow(clippy::print_stdout)] // what the run came to, for docs/log.md
 fn a_million_mutants_are_judged_like_the_slow_checkers_do() {
     let count = std::env::var("PIPELOOM_CASES").map_or(1_000_000, |text| text.parse().unwrap());
     let mut judged = [0_u64; 3];
     for seed in 0..count {
         judged[usize::from(judge(seed))] += 1;
     }
-    // Broken; stuck; right.
+    let [broken, stuck, right] = judged;
+    println!("{count} cases: {broken} broken, {stuck} stuck, {right} right");
     assert!(judged.iter().all(|&kind| kind > count / 50), "{judged:?}");
 }
 

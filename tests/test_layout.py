@@ -349,6 +349,8 @@ def test_numbers_out_of_range_are_named(name, bad):
 
 def test_large_but_representable_numbers_are_refused_before_they_cost_memory():
     big = 2**32 - 1
+    with pytest.raises(pl.LayoutError, match=f"mtp_num_layers={big} make more than 1048576"):
+        pl.Layout.megatron(8, pp=2, mtp_num_layers=big)
     for make in [
         lambda: pl.Layout.even(8, pp=big),
         lambda: pl.Layout.even(8, pp=2, vp=big),

@@ -549,7 +549,8 @@ class Costs:
     """What ops and transfers cost, in any one unit of time and any one unit of memory.
 
     Whole numbers stay exact. Fractions are held in binary fractions of the unit and rounded
-    beyond 2^-20 of it. Costs are values: they compare and pickle, and their repr can be pasted.
+    beyond 2^-20 of it. Costs are values: they compare by number (1 is 1.0), hash and pickle, and
+    their repr can be pasted.
     Arguments can be read back as given; lists come back as tuples.
 
     Args:
@@ -673,6 +674,7 @@ class Costs:
         """Memory of parameters and optimizer."""
 
     def __eq__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
     def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]: ...
 
 @final
@@ -908,7 +910,7 @@ class Plan:
 
     @property
     def num_ops(self) -> int:
-        """Number of ops of all ranks."""
+        """Number of ops of all ranks; found rank by rank."""
 
     def num_ops_of(self, rank: SupportsIndex) -> int:
         """Number of ops of a rank: rows of its columns."""

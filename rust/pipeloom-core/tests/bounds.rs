@@ -131,7 +131,7 @@ fn same_ops(one: &Plan, other: &Plan) -> bool {
             .rank_ops(rank)
             .ops
             .iter()
-            .map(|op| op.to_string())
+            .map(ToString::to_string)
             .collect();
         ops.sort_unstable();
         ops

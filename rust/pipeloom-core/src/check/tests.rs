@@ -86,6 +86,33 @@ fn right_plans_break_no_rule() {
     );
 }
 
+/// The error has, for each violation, its rule, the grid around it with an arrow at the op, and a
+/// hint; the last line is a hint.
+fn is_told_with_its_place(plan: &Plan) {
+    let error = check(plan, None).into_result().unwrap_err();
+    let text = error.to_string();
+    assert!(text.lines().last().unwrap().starts_with("hint: "), "{text}");
+    assert!(text.lines().all(|line| line.len() < 160), "{text}");
+    assert!(error.violations.len() <= 5, "{text}");
+    let parts: Vec<&str> = text.split("\n\nrank ").skip(1).collect();
+    assert_eq!(parts.len(), error.violations.len(), "{text}");
+    for (part, violation) in parts.iter().zip(&error.violations) {
+        let mut arrows = part
+            .lines()
+            .filter(|line| line.ends_with(" <--") || line.contains(" <-- "));
+        let arrow = arrows.next().unwrap();
+        assert_eq!(arrows.next(), None, "{text}");
+        let row = format!("{:>10}", violation.position);
+        assert!(arrow.starts_with(&row), "{text}");
+        assert!(arrow.contains(&format!("{} <--", violation.op)), "{text}");
+        assert!(part.contains(&format!("[{}]", violation.rule)), "{text}");
+        assert!(
+            text.contains(&format!("hint: {}", violation.hint)),
+            "{text}"
+        );
+    }
+}
+
 #[test]
 fn each_rule_has_a_smallest_plan_that_breaks_it_alone() {
     for (rule, plan) in [
@@ -126,6 +153,7 @@ fn each_rule_has_a_smallest_plan_that_breaks_it_alone() {
             plan(2, 1, &["0F0 2F0 0B0 2B0", "1F0 3F0 3B0 1B0"]),
         ),
     ] {
+        is_told_with_its_place(&plan);
         let found = rules(&plan);
         assert!(
             found.iter().all(|&found| found == rule) && !found.is_empty(),
@@ -156,12 +184,14 @@ fn each_rule_of_transfers_has_a_smallest_plan_too() {
             .map(|violation| violation.rule)
             .collect();
         assert_eq!(found, [rule], "{report}");
+        is_told_with_its_place(&lowered(1, 1, &orders));
     }
     let swapped = [
         "0F0 0F1 0SEND_F0 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1",
         "1RECV_F1 1RECV_F0 1F0 1F1 1B0 1SEND_B0 1B1 1SEND_B1",
     ];
     assert_eq!(rules(&lowered(1, 2, &swapped)), ["channel_pairing"]);
+    is_told_with_its_place(&lowered(1, 2, &swapped));
     let unread = lowered(1, 1, &["0F0 0SEND_F0 0RECV_B0 0B0", "1RECV_F0"]);
     assert!(rules(&unread).contains(&"buffers"));
 }

@@ -44,7 +44,14 @@ impl Seen {
                 return Err(refused(
                     "placement",
                     (rank, at, op),
-                    format!("its number is out of proportion: the plan has {total} ops in all"),
+                    format!(
+                        "{} is out of proportion: the plan has {total} ops in all",
+                        if op.stage.index() >= total {
+                            format!("stage {}", op.stage)
+                        } else {
+                            format!("microbatch {}", op.unit)
+                        }
+                    ),
                     "stages and microbatches are numbered from 0 without gaps",
                 ));
             }

@@ -162,7 +162,7 @@ fn layer_pairs(shared: Value<'_, '_>) -> PyResult<Vec<(u32, u32)>> {
         .and_then(|pairs| pairs.map(|pair| pair?.extract()).collect())
         .map_err(|_| wrong())?;
     let pair = |(layer, source): (Bound<'_, PyAny>, Bound<'_, PyAny>)| {
-        let layer = convert::count("shared_layers", &layer)?;
+        let layer = convert::count("shared_layers key", &layer)?;
         let source = convert::count(&format!("shared_layers[{layer}]"), &source)?;
         Ok((layer, source))
     };
@@ -171,9 +171,16 @@ fn layer_pairs(shared: Value<'_, '_>) -> PyResult<Vec<(u32, u32)>> {
 
 /// The numbers of layers, from 1.
 fn layer_numbers(layers: Value<'_, '_>) -> PyResult<Vec<u32>> {
-    let what = "no_cut_after must be a list of layer numbers";
-    let layers = items(layers, what)?.into_iter();
-    layers
+    let found = items(layers, "no_cut_after").map_err(|_| {
+        convert::wrong_type(
+            "no_cut_after",
+            layers,
+            "a list of layer numbers",
+            "list[int]",
+        )
+    })?;
+    found
+        .into_iter()
         .map(|layer| convert::count("no_cut_after", &layer))
         .collect()
 }

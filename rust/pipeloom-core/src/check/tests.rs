@@ -338,7 +338,9 @@ fn a_report_shows_the_ops_around_a_violation() {
 #[test]
 fn a_plan_without_ops_for_its_huge_shape_is_refused_at_once() {
     let shape = Shape::new(8, 1, 1 << 28, 1, Placement::Loop).unwrap();
-    assert_eq!(rules(&Plan::held("huge", shape, Vec::new())), ["size"]);
+    let huge = Plan::held("huge", shape, Vec::new());
+    assert_eq!(rules(&huge), ["size"]);
+    assert!(!check(&huge, None).within_buffers(1).unwrap().ok());
 }
 
 proptest! {

@@ -63,8 +63,9 @@ test-deep: dev ## whole grids and long property tests (an hour)
 	$(TEST_ENV) PIPELOOM_HYPOTHESIS_PROFILE=deep $(BIN)/python -m pytest -q -n 2 --timeout 7200 -m "not gpu" $(ARGS)
 
 .PHONY: fuzz
-fuzz: ## feed the CSV reader any bytes for a minute (needs `cargo install cargo-fuzz`)
-	RUSTC_BOOTSTRAP=1 cargo fuzz run --fuzz-dir rust/fuzz csv -- -max_total_time=60
+fuzz: ## feed each fuzz target bytes for a minute (needs `cargo install cargo-fuzz`; ARGS="--jobs 2")
+	for target in csv check lower simulate; do \
+	  RUSTC_BOOTSTRAP=1 cargo fuzz run --fuzz-dir rust/fuzz $(ARGS) $$target -- -max_total_time=60; done
 
 .PHONY: bench
 bench: dev ## benchmarks beside their peers in one run (ARGS="--json FILE")

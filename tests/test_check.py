@@ -79,42 +79,97 @@ def test_fifo_delays_nothing_at_zero_latency():
     assert lowered.makespan == plan.simulate(pl.Costs()).makespan
 
 
+@lowers
+def test_receive_buffers_can_be_bounded(refused):
+    plan = pl.plan("1f1b", pp=4, num_microbatches=8).lower()
+    needed = max(plan.buffers(rank, way) for rank in range(4) for way in ("forward", "backward"))
+    assert needed == 3
+    assert plan.check(max_buffers=needed).ok
+    with pytest.raises(pl.CheckError, match="needs buffer 3 of channel 0 -> 1 forward") as caught:
+        plan.check("all", max_buffers=2)
+    (told,) = caught.value.violations
+    assert (told.rule, told.rank, told.op) == ("buffers", 1, "1RECV_F2")
+    assert plan.ops(1)[told.position] == told.op
+    unlowered = pl.plan("1f1b", pp=4, num_microbatches=8)
+    refused(pl.ConfigError, lambda: unlowered.check(max_buffers=3), "no transfers", "lower")
+    refused(pl.ConfigError, lambda: plan.check(max_buffers=-1), "max_buffers=-1")
+
+
+# Orders in PyTorch's CSV, and the rules that they break (none: the text itself is refused). Those
+# marked `torch` pass torch 2.13's validator or loader and run wrong, hang or raise KeyError later.
 WRONG = {
-    # What torch 2.13's validator or loader lets through, and some that it refuses.
-    "microbatches numbered from 1": "0F1,0F2,0B1,0B2\n1F1,1B1,1F2,1B2\n",
-    "torch's last rank of 1F1B": "0F0,0F1,0B0,0B1\n1F1,1B1,1F2,1B2\n",
-    "other microbatches on each stage": "0F0,0F1,0B0,0B1\n1F5,1B5,1F7,1B7\n",
-    "a forward twice": "0F0,0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n",
-    "B, I and W of one, none of the other": "0F0,0F1,0B0,0I0,0W0\n",
-    "a cycle across ranks": "0F0,2F0,0B0,2B0\n1F0,3F0,3B0,1B0\n",
-    "a cycle of microbatches": "0F0,0B0,0F1,0B1\n1F1,1F0,1B0,1B1\n",
-    "a stage of nobody": "0F0,7F0,0B0,7B0\n1F0,1B0\n",
-    "a microbatch with a tail": "0F0zzz,0B0\n",
-    "an unknown kind": "0Q1,0B0\n",
-    "a backward missing": "0F0,0F1,0B0\n1F0,1B0,1F1,1B1\n",
-    "a backward before its forward": "0F0,0B0\n1B0,1F0\n",
-    "W before I": "0F0,0W0,0I0\n",
-    "no receive": "0F0,0SEND_F0,0RECV_B0,0B0\n1F0,1B0,1SEND_B0\n",
-    "no send": "0F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n",
-    "sends swapped": (
-        "0F0,0F1,0SEND_F1,0SEND_F0,0RECV_B0,0B0,0RECV_B1,0B1\n"
-        "1RECV_F0,1F0,1RECV_F1,1F1,1B0,1SEND_B0,1B1,1SEND_B1\n"
+    "torch: microbatches numbered from 1": ("0F1,0F2,0B1,0B2\n1F1,1B1,1F2,1B2\n", {"exactly_once"}),
+    "torch: its own last rank of 1F1B": ("0F0,0F1,0B0,0B1\n1F1,1B1,1F2,1B2\n", {"exactly_once"}),
+    "torch: other microbatches on each stage": (
+        "0F0,0F1,0B0,0B1\n1F5,1B5,1F7,1B7\n",
+        {"exactly_once"},
     ),
-    "sent before it is made": ("0SEND_F0,0F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n"),
-    "sent to itself": "0F0,0SEND_F0,1RECV_F0,1F0,1B0,0B0\n",
-    "all receive first": "0RECV_B0,0F0,0SEND_F0,0B0\n1RECV_F0,1SEND_B0,1F0,1B0\n",
+    "torch: a forward twice": ("0F0,0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n", {"exactly_once"}),
+    "torch: B, I and W of one, none of the other": (
+        "0F0,0F1,0B0,0I0,0W0\n",
+        {"split_backward", "exactly_once"},
+    ),
+    "torch: a cycle across ranks": ("0F0,2F0,0B0,2B0\n1F0,3F0,3B0,1B0\n", {"progress"}),
+    "torch: a cycle of microbatches": ("0F0,0B0,0F1,0B1\n1F1,1F0,1B0,1B1\n", {"progress"}),
+    "torch: a stage of nobody": ("0F0,7F0,0B0,7B0\n1F0,1B0\n", {"placement"}),
+    "torch: a microbatch with a tail": ("0F0zzz,0B0\n", None),
+    "torch: a negative microbatch": ("0F-1,0B-1\n", None),
+    "torch: a microbatch with a comma": ("0F1,2,0B1\n", None),
+    "torch: no send": ("0F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n", {"missing_transfer"}),
+    "torch: no receive": ("0F0,0SEND_F0,0RECV_B0,0B0\n1F0,1B0,1SEND_B0\n", {"missing_transfer"}),
+    "torch: sends swapped": (
+        "0F0,0F1,0SEND_F1,0SEND_F0,0RECV_B0,0B0,0RECV_B1,0B1\n"
+        "1RECV_F0,1F0,1RECV_F1,1F1,1B0,1SEND_B0,1B1,1SEND_B1\n",
+        {"channel_pairing"},
+    ),
+    "torch: sent twice": (
+        "0F0,0SEND_F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1RECV_F0,1F0,1B0,1SEND_B0\n",
+        {"exactly_once"},
+    ),
+    "an unknown kind": ("0Q1,0B0\n", None),
+    "a backward missing": ("0F0,0F1,0B0\n1F0,1B0,1F1,1B1\n", {"exactly_once"}),
+    "a backward before its forward": ("0F0,0B0\n1B0,1F0\n", {"data_flow"}),
+    "W before I": ("0F0,0W0,0I0\n", {"data_flow"}),
+    "received too late": (
+        "0F0,0SEND_F0,0RECV_B0,0B0\n1F0,1RECV_F0,1B0,1SEND_B0\n",
+        {"data_flow"},
+    ),
+    "sent before it is made": (
+        "0SEND_F0,0F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n",
+        {"data_flow", "progress"},
+    ),
+    "sent to itself": ("0F0,0SEND_F0,1RECV_F0,1F0,1B0,0B0\n", {"unneeded_transfer"}),
+    "all receive first": ("0RECV_B0,0F0,0SEND_F0,0B0\n1RECV_F0,1SEND_B0,1F0,1B0\n", {"data_flow"}),
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_orders_are_refused_in_csv(name, refused):
-    text = WRONG[name]
-    error = pl.ParseError if name in ("a microbatch with a tail", "an unknown kind") else None
-    refused(error or pl.CheckError, lambda: pl.Plan.from_csv(text))
-    if error is None:
+    text, rules = WRONG[name]
+    refused(pl.CheckError if rules else pl.ParseError, lambda: pl.Plan.from_csv(text))
+    if rules:
         with pytest.raises(pl.CheckError) as caught:
             pl.Plan.from_csv(text)
-        assert all(v.rule and v.op and v.hint for v in caught.value.violations)
+        assert {v.rule for v in caught.value.violations} == rules
+        assert all(v.op and v.hint for v in caught.value.violations)
+
+
+def test_the_deferred_receives_of_torch_are_seen_to_deadlock():
+    # What defer_pp_recv=True makes of 1F1B at its smallest: it runs where sends are buffered.
+    plan = pl.Plan.from_csv(
+        "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n"
+        "1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1\n"
+    )
+    assert plan.check("all").progress == {
+        "buffered": True,
+        "streams": True,
+        "single_stream": False,
+        "batched": False,
+        "rendezvous": False,
+    }
+    with pytest.raises(pl.CheckError, match="0SEND_F1 waits for 1RECV_F1") as caught:
+        plan.check("single_stream")
+    assert {v.rule for v in caught.value.violations} == {"progress"}
 
 
 def test_sound_neighbours_of_wrong_orders_are_read():

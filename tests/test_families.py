@@ -268,6 +268,15 @@ def test_errors_name_the_least_legal_number(refused):
         "deadlock",
     )
     refused(pl.ConfigError, lambda: pl.legal_num_microbatches("no_pipelining", pp=2), "pp=2")
+    legal = pl.legal_num_microbatches
+    big = 2**14
+    message = refused(
+        pl.ConfigError, lambda: legal("dualpipe", pp=big, at_least=3), "at_least=3", f"pp={big}"
+    )
+    assert "too much to search" in message
+    assert legal("dualpipe", pp=big, at_least=2 * big) == 2 * big
+    most = 2**32 - 1
+    refused(pl.ConfigError, lambda: legal("dualpipe", pp=2, at_least=most), f"at_least={most}")
 
 
 def test_pictures_are_those_of_the_planner():

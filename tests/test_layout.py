@@ -245,6 +245,23 @@ def test_reported_costs_are_balanced(costs, pp, arguments, counts):
     assert load.why.startswith(f"rank {load.rank} is the busiest with {load.bottleneck:g}")
 
 
+def test_an_embedding_above_an_equal_share_is_no_error_and_named():
+    # pytorch/torchtitan PR#1041, PR#1103, PR#1416: 7 units, then a weight above any stage's share.
+    weights = {"embedding_cost": 2, "loss_cost": 2}
+    layout = pl.Layout.balanced([1] * 3, pp=2, **weights)
+    assert layout.to_string() == "Ett|tL"
+    assert layout.load([1] * 3, **weights).ranks == [4.0, 3.0]
+    heavy = {"embedding_cost": 10, "loss_cost": 2}
+    layout = pl.Layout.balanced([1] * 3, pp=2, **heavy)
+    assert layout.to_string() == "Et|ttL"
+    why = layout.load([1] * 3, **heavy).why
+    assert "rank 0 is the busiest with 11: embedding (10), layer 1 (1)" in why
+    assert "an equal share of all is 7.5; embedding alone is 10; no split does better" in why
+    empty = pl.Layout.balanced([1] * 3, pp=2, allow_empty=True, **heavy)
+    assert empty.to_string() == "E|tttL"
+    assert empty.load([1] * 3, allow_empty=True, **heavy).bottleneck == 10.0
+
+
 def test_balance_weighs_ranks_not_stages():
     by_stages = pl.Layout.from_string("Et|tt|tt|tL", pp=2)
     costs = {"embedding_cost": 1, "loss_cost": 3}
@@ -270,11 +287,23 @@ def test_a_memory_limit_is_kept(refused):
         "13 on 4 ranks",
     )
     refused(
+        pl.LayoutError,
+        lambda: pl.Layout.balanced([1] * 8, pp=4, memory_limit=5, **memory | {"loss_memory": 9}),
+        "loss_memory alone 9",
+    )
+    refused(
         pl.ConfigError,
         lambda: pl.Layout.balanced([1] * 8, pp=4, memory_limit=3),
         "memory_limit",
         "layer_memory",
     )
+    for name, value in memory.items():
+        refused(
+            pl.ConfigError,
+            lambda given={name: value}: pl.Layout.balanced([1] * 8, pp=4, **given),
+            f"{name} is given without memory_limit",
+        )
+    assert pl.Layout.balanced([1] * 8, pp=4, embedding_memory=0.0, mtp_memory=None)
     refused(
         pl.LayoutError,
         lambda: pl.Layout.balanced([1] * 8, pp=4, memory_limit=[3], layer_memory=[1]),
@@ -320,6 +349,8 @@ def test_numbers_out_of_range_are_named(name, bad):
 
 def test_large_but_representable_numbers_are_refused_before_they_cost_memory():
     big = 2**32 - 1
+    with pytest.raises(pl.LayoutError, match=f"mtp_num_layers={big} make more than 1048576"):
+        pl.Layout.megatron(8, pp=2, mtp_num_layers=big)
     for make in [
         lambda: pl.Layout.even(8, pp=big),
         lambda: pl.Layout.even(8, pp=2, vp=big),

@@ -109,6 +109,15 @@ def test_bounds_name_what_binds():
     assert split.lower_bound == split.bounds["memory"] == split.makespan
 
 
+def test_little_memory_binds_by_what_it_holds_for_how_long():
+    costs = pl.Costs(forward=10, backward_input=10, backward_weight=2, latency=1)
+    timeline = pl.plan("v_min", pp=8, num_microbatches=64).simulate(costs)
+    assert timeline.binding_bound == "occupancy"
+    others = {name: time for name, time in timeline.bounds.items() if name != "occupancy"}
+    assert max(others.values()) < timeline.lower_bound <= timeline.makespan
+    assert timeline.span_bound == 64 * 2 * (10 + 10 + 2) <= timeline.span
+
+
 def test_link_contention_only_adds_time():
     # The turn of a V makes forwards and gradients go the same way.
     plan = pl.plan("zb_v", pp=2, num_microbatches=8)
@@ -122,6 +131,36 @@ def test_semantics_of_transfers_need_transfers(refused):
     plan = pl.plan("1f1b", pp=2, num_microbatches=2)
     refused(pl.ConfigError, lambda: plan.simulate(pl.Costs(), "rendezvous"), "rendezvous", "lower")
     refused(pl.ConfigError, lambda: plan.simulate(pl.Costs(), "telepathy"), "telepathy")
+
+
+def test_a_plan_that_gets_stuck_says_where_and_what_would_not(refused):
+    plan = pl.plan("1f1b", pp=4, num_microbatches=8).lower("streams")
+    message = refused(
+        pl.CheckError,
+        lambda: plan.simulate(pl.Costs(), "rendezvous"),
+        "gets stuck under rendezvous",
+        "2 ranks wait for each other",
+        "waits for",
+    )
+    assert message.splitlines()[-1].startswith(
+        "hint: this plan promises to progress under buffered"
+    )
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved_1f1b", "zb_v"])
+@pytest.mark.parametrize("latency", [0, 2])
+def test_the_critical_path_of_early_receives_and_free_forwards(schedule, latency):
+    # Receives are posted two ops ahead, and forwards take no time: many ops start at once.
+    vp = 2 if schedule == "interleaved_1f1b" else None
+    plan = pl.plan(schedule, pp=4, vp=vp, num_microbatches=8).lower("streams", prefetch=2)
+    for semantics in plan.semantics:
+        timeline = plan.simulate(pl.Costs(forward=0, latency=latency), semantics)
+        path = [(timeline.start(r)[at], timeline.end(r)[at], r) for r, at in timeline.critical_path]
+        assert (path[0][0], path[-1][1]) == (0, timeline.makespan)
+        assert len(set(timeline.critical_path)) == len(path), "no op twice"
+        for (_, end, rank), (start, _, other) in pairwise(path):
+            wait = latency if semantics == "buffered" and rank != other else 0
+            assert start == end + wait
 
 
 @pytest.mark.parametrize(
@@ -167,6 +206,11 @@ def test_costs_are_values():
     assert repr(costs) == "Costs(forward=(1, 2.5), latency=((0, 1), (1, 0)), bandwidth=4)"
     assert costs.forward == (1, 2.5)
     assert costs != pl.Costs()
+    same = pl.Costs(forward=[1.0, 2.5], latency=[[0, 1.0], [1, 0]], bandwidth=4.0)
+    assert (same == costs, len({same, costs, pl.Costs()})) == (True, 2)
+    assert pl.Costs(forward=-0.0) == pl.Costs(forward=0) != pl.Costs(forward=2.0**-30)
+    assert pl.Costs(forward=2.0**62) == pl.Costs(forward=2**62)
+    assert pl.Costs(forward=2.0**63) != pl.Costs(forward=2**63 - 1)
     with pytest.raises(AttributeError):
         costs.forward = 1
     with pytest.raises(AttributeError):

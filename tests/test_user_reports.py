@@ -279,6 +279,84 @@ def test_recompute_turns_the_ranking_of_memory_round():
     assert little[0] < full[0]
 
 
+def counts(layout):
+    return [layout.num_layers(rank) for rank in range(layout.pp)]
+
+
+def test_no_stage_of_a_balanced_split_is_empty():
+    """deepspeedai/DeepSpeed PR#4312: 2, 2, 1, 0 has the same slowest stage."""
+    assert counts(pl.Layout.balanced([1] * 5, pp=4)) == [2, 1, 1, 1]
+
+
+def test_the_remainder_is_spread():
+    """deepspeedai/DeepSpeed PR#4053: the last stage got 10 of 38.
+
+    Oneflow-Inc/libai PR#225: 12 layers on 5 stages.
+    """
+    for layout in (pl.Layout.balanced([1] * 38, pp=8), pl.Layout.even(38, pp=8)):
+        assert sorted(counts(layout)) == [4] * 2 + [5] * 6
+    for layout in (pl.Layout.balanced([1] * 12, pp=5), pl.Layout.even(12, pp=5)):
+        assert counts(layout) == [3, 3, 2, 2, 2]
+    ends = {"embedding_cost": 1, "loss_cost": 1}
+    assert counts(pl.Layout.balanced([1] * 6, pp=4, **ends)) == [1, 2, 2, 1]
+
+
+def test_embedding_and_output_layer_weigh():
+    """pytorch/torchtitan PR#1041, PR#1103, PR#1416; bigscience-workshop/Megatron-DeepSpeed#186.
+
+    InfiniTensor/InfiniTrain PR#209: a layer of 10 stands alone, and is what limits the split.
+    """
+    layout = pl.Layout.balanced([1] * 3, pp=2, embedding_cost=2, loss_cost=2)
+    assert (counts(layout), layout.load([1] * 3, embedding_cost=2, loss_cost=2).bottleneck) == (
+        [2, 1],
+        4,
+    )
+    weights = [0, 2, 0, 1, 1, 1, 1, 0, 0, 2, 0]
+    assert pl.Layout.balanced(weights, pp=4).load(weights).stages == [2.0] * 4
+    costs = [10, 1, 1, 1, 1, 1]
+    layout = pl.Layout.balanced(costs, pp=3)
+    load = layout.load(costs)
+    assert (layout.layers(0), load.bottleneck, load.proved) == ([1], 10, True)
+    assert "layer 1 alone is 10; no split does better" in load.why
+
+
+def test_layers_that_share_are_not_parted(refused):
+    """radixark/miles PR#1376: layers 1, 4, 7, 10 are sources of the two behind each."""
+    shared = {layer: layer - (layer - 1) % 3 for layer in range(1, 13)}
+    assert pl.Layout.even(12, pp=2).check(shared_layers=shared) == pl.Layout.even(12, pp=2)
+    explicit = [
+        pl.Layout.from_counts([4, 8]),
+        pl.Layout.from_string("Et*4|t*8L", pp=2),
+        pl.Layout.from_names([["E", *"tttt"], [*"tttttttt", "L"]], pp=2),
+        pl.Layout.megatron(12, pp=2, num_layers_in_first_pipeline_stage=4),
+    ]
+    for layout in explicit:
+        refused(
+            pl.LayoutError,
+            lambda layout=layout: layout.check(shared_layers=shared),
+            "layer 5 shares with layer 4, but is on stage 1 (rank 1)",
+            "its source on stage 0 (rank 0)",
+        )
+        refused(
+            pl.LayoutError,
+            lambda layout=layout: layout.check(no_cut_after=[1, 4]),
+            "cuts after layer 4",
+            "no_cut_after",
+        )
+    refused(pl.LayoutError, lambda: explicit[0].check(shared_layers={13: 1}), "13", "1 to 12")
+    with pytest.raises(TypeError, match=r"shared_layers must be a dict(.|\n)*hint: "):
+        explicit[0].check(shared_layers=[5])
+    costs = [3, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]
+    for pp in (2, 3, 4, 5):
+        layout = pl.Layout.balanced(costs, pp=pp, shared_layers=shared)
+        assert layout.check(shared_layers=shared) is layout
+    assert counts(pl.Layout.balanced(costs, pp=3, shared_layers=shared, loss_cost=1)) == [
+        3,
+        6,
+        3,
+    ]
+
+
 def test_a_prime_number_of_layers():
     """AI-Hypercomputer/maxtext PR#1616."""
     layout = pl.Layout.even(58, pp=8)

@@ -1,4 +1,4 @@
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from typing import Any, Final, Literal, SupportsFloat, SupportsIndex, TypeAlias, final, overload
 
@@ -272,6 +272,7 @@ class Layout:
         loss_cost: float = 0.0,
         mtp_costs: Sequence[float] = ...,
         no_cut_after: Sequence[SupportsIndex] = ...,
+        shared_layers: Mapping[int, int] | None = None,
         allow_empty: bool = False,
         memory_limit: float | Sequence[float] | None = None,
         layer_memory: Sequence[float] | None = None,
@@ -291,13 +292,18 @@ class Layout:
             layer_costs: each decoder layer's cost, in any one unit of time or size.
             pp: ranks.
             vp: chunks a rank (None: 1).
-            embedding_cost: cost of the embedding, on the first stage, in the same unit.
+            embedding_cost: cost of the embedding, on the first stage, in the same unit. One above
+                an equal share is no error: it fills its rank, beside one layer at least unless
+                `allow_empty`, and `load(...).why` says that it is what limits the split.
             loss_cost: cost of final norm, output layer and loss, on the last stage.
             mtp_costs: each MTP layer's cost; they stand behind the decoder layers, in the last
                 chunk of a rank other than 0, or in the last stage.
             no_cut_after: numbers (from 1) of layers that must share a stage with the next one.
+            shared_layers: for each layer that uses weights or results of another one, that other
+                one: `{4: 3}` keeps layers 3 and 4 on one stage, and those between.
             allow_empty: whether stages may stay without layers where that helps.
-            memory_limit: most memory of a rank, or one number for each; None: no limit.
+            memory_limit: most memory of a rank, or one number for each; None: no limit, and the
+                memory arguments are refused.
             layer_memory: memory of each decoder layer, in the unit of `memory_limit`.
             embedding_memory: memory of the embedding.
             loss_memory: memory of final norm and output layer.
@@ -310,7 +316,8 @@ class Layout:
         Raises:
             LayoutError: if a cost is negative or not finite, there are more than 1024 layers or
                 stages, or no split fits the memory.
-            ConfigError: if a number is out of range or the placement is unknown.
+            ConfigError: if a number is out of range, the placement is unknown, or memory is given
+                without `memory_limit`.
 
         Examples:
             >>> pl.Layout.balanced([1] * 12, pp=4, embedding_cost=1, loss_cost=2).to_string()
@@ -327,6 +334,7 @@ class Layout:
         loss_cost: float = 0.0,
         mtp_costs: Sequence[float] = ...,
         no_cut_after: Sequence[SupportsIndex] = ...,
+        shared_layers: Mapping[int, int] | None = None,
         allow_empty: bool = False,
         memory_limit: float | Sequence[float] | None = None,
         layer_memory: Sequence[float] | None = None,
@@ -345,6 +353,42 @@ class Layout:
             ([2.0, 2.0, 2.0, 4.0], 4.0, 3.0)
             >>> load.why.split("; ")[0]
             'rank 3 is the busiest with 4: layers 7 to 8 (2), loss (2)'
+        """
+
+    def check(
+        self,
+        *,
+        no_cut_after: Sequence[SupportsIndex] = ...,
+        shared_layers: Mapping[int, int] | None = None,
+    ) -> Layout:
+        """This layout, if it keeps these layers together: for one that was written by hand.
+
+        Args:
+            no_cut_after: numbers (from 1) of layers that must share a stage with the next one.
+            shared_layers: for each layer that uses weights or results of another one, that other
+                one, which must be on the same stage.
+
+        Returns:
+            The layout itself.
+
+        Raises:
+            LayoutError: if a number is no layer, or layers that belong together are on different
+                stages: names the layer, its source, and where both are.
+            ConfigError: if a number is out of range.
+
+        Examples:
+            >>> shared = {2: 1, 3: 1, 5: 4, 6: 4}
+            >>> pl.Layout.even(6, pp=2).check(shared_layers=shared)
+            Layout.from_string("Ettt|tttL", pp=2)
+            >>> pl.Layout.even(6, pp=3).check(shared_layers=shared)
+            Traceback (most recent call last):
+                ...
+            pipeloom.LayoutError: layer 3 shares with layer 1, but is on stage 1 (rank 1), its \
+            source on stage 0 (rank 0) (and 2 more)
+            hint: move the cut; Layout.balanced with the same arguments finds a split that keeps \
+            them together
+            >>> pl.Layout.balanced([1] * 6, pp=2, shared_layers={3: 1, 4: 3}).to_string()
+            'Et*4|ttL'
         """
 
     @staticmethod
@@ -505,7 +549,8 @@ class Costs:
     """What ops and transfers cost, in any one unit of time and any one unit of memory.
 
     Whole numbers stay exact. Fractions are held in binary fractions of the unit and rounded
-    beyond 2^-20 of it. Costs are values: they compare and pickle, and their repr can be pasted.
+    beyond 2^-20 of it. Costs are values: they compare by number (1 is 1.0), hash and pickle, and
+    their repr can be pasted.
     Arguments can be read back as given; lists come back as tuples.
 
     Args:
@@ -629,6 +674,7 @@ class Costs:
         """Memory of parameters and optimizer."""
 
     def __eq__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
     def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]: ...
 
 @final
@@ -744,7 +790,7 @@ class Timeline:
     def _repr_svg_(self) -> str | None: ...
     @property
     def bounds(self) -> dict[str, float]:
-        """Lower bounds on the makespan by name: work, drain, memory, round_trip.
+        """Lower bounds on the makespan: work, drain, memory, round_trip, occupancy.
 
         No order of the same ops on the same placement, within each rank's peak memory here, can
         be faster.
@@ -753,6 +799,10 @@ class Timeline:
     @property
     def lower_bound(self) -> float:
         """The largest of the bounds."""
+
+    @property
+    def span_bound(self) -> float:
+        """A lower bound on the span: the most work of a rank."""
 
     @property
     def binding_bound(self) -> str:
@@ -860,7 +910,7 @@ class Plan:
 
     @property
     def num_ops(self) -> int:
-        """Number of ops of all ranks."""
+        """Number of ops of all ranks; found rank by rank."""
 
     def num_ops_of(self, rank: SupportsIndex) -> int:
         """Number of ops of a rank: rows of its columns."""
@@ -1040,13 +1090,19 @@ class Plan:
             ['0F0', '0B0']
         """
 
-    def check(self, semantics: str | Sequence[str] | None = None) -> Report:
+    def check(
+        self,
+        semantics: str | Sequence[str] | None = None,
+        max_buffers: SupportsIndex | None = None,
+    ) -> Report:
         """Checks every rule a plan must meet, and that no ranks wait for each other.
 
         Args:
             semantics: under which semantics the plan must progress: a name, or several; None:
                 those that it promises (`plan.semantics`); "all": each is reported, and those that
                 the plan does not promise may fail.
+            max_buffers: the most receive buffers (`buffers`) that any channel of a lowered plan
+                may need at a time; None: any number.
 
         Returns:
             The report, if nothing is wrong.
@@ -1054,11 +1110,13 @@ class Plan:
         Raises:
             CheckError: if a rule is broken or the plan gets stuck; `violations` has all of them,
                 each with rule, rank, position, op, message and hint.
-            ConfigError: if a semantics is unknown, or is about transfers and the plan has none.
+            ConfigError: if a semantics is unknown, or an argument is about transfers and the plan
+                has none.
 
         Examples:
-            >>> pl.plan("1f1b", pp=2, num_microbatches=2).check()
-            Report(ok=True, violations=0, unpromised=0)
+            >>> plan = pl.plan("1f1b", pp=2, num_microbatches=2)
+            >>> plan.check(), plan.lower().check("all", max_buffers=2).ok
+            (Report(ok=True, violations=0, unpromised=0), True)
         """
 
     def simulate(

@@ -154,7 +154,8 @@ def legal_num_microbatches(
         schedule: Name of a schedule; `schedules()` lists them.
         pp: Number of pipeline-parallel ranks.
         vp: Model chunks a rank. None: the schedule's own.
-        at_least: Where to begin.
+        at_least: Where to begin. If it is not legal itself, `pp` and `microbatch_group_size` may
+            be 8192 at most: what is legal is searched.
         microbatch_group_size: As in `plan`.
         placement: As in `plan`.
         num_seq_pieces: As in `plan`.

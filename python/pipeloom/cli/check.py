@@ -14,6 +14,7 @@ __all__ = ["EXAMPLES", "add_arguments", "run"]
 
 EXAMPLES = """\
   pipeloom check 1f1b --pp 4 -m 8 --lower fifo --semantics all
+  pipeloom check interleaved_1f1b --pp 4 --vp 2 -m 8 --lower streams --max-buffers 9
   pipeloom check --plan actions.csv
   pipeloom check --plan step.plan --semantics rendezvous --json
 
@@ -34,6 +35,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help=f"{', '.join(options.SEMANTICS)} or all (default: those that the plan promises)",
     )
+    parser.add_argument(
+        "--max-buffers",
+        type=int,
+        metavar="N",
+        help="most receive buffers that any channel of a lowered plan may need (default: any)",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -41,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Check the plan: status 0 if it is right, 1 if it is wrong."""
     try:
         plan = options.plan_of(arguments)
-        report = plan.check(arguments.semantics)
+        report = plan.check(arguments.semantics, arguments.max_buffers)
     except pl.CheckError as error:
         if not arguments.json:
             raise

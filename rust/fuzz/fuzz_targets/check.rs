@@ -10,4 +10,6 @@ mod cases;
 
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|bytes: &[u8]| cases::checking(&mut cases::Source::of_bytes(bytes)));
+fuzz_target!(|bytes: &[u8]| {
+    cases::checking(&mut cases::Source::of_bytes(bytes));
+});

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use crate::check::Violation;
+use crate::violation::Violation;
 
 /// Which subject an error is about; each is an exception class of its own in Python.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

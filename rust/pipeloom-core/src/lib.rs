@@ -52,3 +52,4 @@ pub mod semantics;
 pub mod shape;
 pub mod simulate;
 pub mod text;
+pub mod violation;

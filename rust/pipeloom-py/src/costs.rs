@@ -12,8 +12,8 @@ use crate::error::to_py;
 type Value<'a, 'py> = Option<&'a Bound<'py, PyAny>>;
 
 /// What ops and transfers cost.
-#[pyclass(frozen, eq, skip_from_py_object, module = "pipeloom._core")]
-#[derive(Clone, PartialEq)]
+#[pyclass(frozen, eq, hash, skip_from_py_object, module = "pipeloom._core")]
+#[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Costs(pub(crate) pipeloom_core::cost::Costs);
 
 #[pymethods]

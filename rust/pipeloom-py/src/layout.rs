@@ -12,7 +12,7 @@ use pyo3::types::{PyBytes, PyDict, PyString};
 use crate::convert::{self, Value, optional};
 use crate::detach::detach;
 use crate::error::to_py;
-use crate::load::{Given, Load};
+use crate::load::{self, Given, Load};
 
 /// Which layers each chunk of each rank builds.
 #[pyclass(frozen, eq, hash, module = "pipeloom._core")]
@@ -166,13 +166,13 @@ impl Layout {
     /// The split whose busiest rank has as little as can be, then its slowest stage.
     #[staticmethod]
     #[pyo3(signature = (layer_costs, *, pp, vp=None, embedding_cost=None, loss_cost=None,
-        mtp_costs=None, no_cut_after=None, allow_empty=None, memory_limit=None,
-        layer_memory=None, embedding_memory=None, loss_memory=None, mtp_memory=None,
-        placement=None),
+        mtp_costs=None, no_cut_after=None, shared_layers=None, allow_empty=None,
+        memory_limit=None, layer_memory=None, embedding_memory=None, loss_memory=None,
+        mtp_memory=None, placement=None),
         text_signature = "(layer_costs, *, pp, vp=None, embedding_cost=0.0, loss_cost=0.0, \
-        mtp_costs=(), no_cut_after=(), allow_empty=False, memory_limit=None, \
-        layer_memory=None, embedding_memory=0.0, loss_memory=0.0, mtp_memory=None, \
-        placement='loop')")]
+        mtp_costs=(), no_cut_after=(), shared_layers=None, allow_empty=False, \
+        memory_limit=None, layer_memory=None, embedding_memory=0.0, loss_memory=0.0, \
+        mtp_memory=None, placement='loop')")]
     #[allow(clippy::too_many_arguments)] // the public signature
     fn balanced(
         py: Python<'_>,
@@ -183,6 +183,7 @@ impl Layout {
         loss_cost: Option<Value<'_, '_>>,
         mtp_costs: Option<Value<'_, '_>>,
         no_cut_after: Option<Value<'_, '_>>,
+        shared_layers: Option<Value<'_, '_>>,
         allow_empty: Option<Value<'_, '_>>,
         memory_limit: Option<Value<'_, '_>>,
         layer_memory: Option<Value<'_, '_>>,
@@ -199,6 +200,7 @@ impl Layout {
             loss_cost,
             mtp_costs,
             no_cut_after,
+            shared_layers,
             allow_empty,
             memory_limit,
             layer_memory,
@@ -212,11 +214,12 @@ impl Layout {
 
     /// What this layout comes to at given costs, and why.
     #[pyo3(signature = (layer_costs, *, embedding_cost=None, loss_cost=None, mtp_costs=None,
-        no_cut_after=None, allow_empty=None, memory_limit=None, layer_memory=None,
-        embedding_memory=None, loss_memory=None, mtp_memory=None),
+        no_cut_after=None, shared_layers=None, allow_empty=None, memory_limit=None,
+        layer_memory=None, embedding_memory=None, loss_memory=None, mtp_memory=None),
         text_signature = "($self, layer_costs, *, embedding_cost=0.0, loss_cost=0.0, \
-        mtp_costs=(), no_cut_after=(), allow_empty=False, memory_limit=None, \
-        layer_memory=None, embedding_memory=0.0, loss_memory=0.0, mtp_memory=None)")]
+        mtp_costs=(), no_cut_after=(), shared_layers=None, allow_empty=False, \
+        memory_limit=None, layer_memory=None, embedding_memory=0.0, loss_memory=0.0, \
+        mtp_memory=None)")]
     #[allow(clippy::too_many_arguments)] // those of `balanced`
     fn load(
         &self,
@@ -226,6 +229,7 @@ impl Layout {
         loss_cost: Option<Value<'_, '_>>,
         mtp_costs: Option<Value<'_, '_>>,
         no_cut_after: Option<Value<'_, '_>>,
+        shared_layers: Option<Value<'_, '_>>,
         allow_empty: Option<Value<'_, '_>>,
         memory_limit: Option<Value<'_, '_>>,
         layer_memory: Option<Value<'_, '_>>,
@@ -239,6 +243,7 @@ impl Layout {
             loss_cost,
             mtp_costs,
             no_cut_after,
+            shared_layers,
             allow_empty,
             memory_limit,
             layer_memory,
@@ -248,6 +253,19 @@ impl Layout {
         };
         let weights = given.weights()?;
         detach(py, || self.0.load(&weights)).map(Load)
+    }
+
+    /// This layout, if it keeps these layers on one stage each.
+    #[pyo3(signature = (*, no_cut_after=None, shared_layers=None),
+        text_signature = "($self, *, no_cut_after=(), shared_layers=None)")]
+    fn check(
+        slf: Bound<'_, Self>,
+        no_cut_after: Option<Value<'_, '_>>,
+        shared_layers: Option<Value<'_, '_>>,
+    ) -> PyResult<Py<Self>> {
+        let together = load::together(no_cut_after, shared_layers)?;
+        slf.get().0.require_together(&together).map_err(to_py)?;
+        Ok(slf.unbind())
     }
 
     /// From the number of layers of each chunk of each rank: `counts[rank][chunk]`.

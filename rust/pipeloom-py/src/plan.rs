@@ -83,18 +83,17 @@ impl Plan {
     }
 
     #[getter]
-    fn num_ops(&self) -> u64 {
-        self.0.total_len()
+    fn num_ops(&self, py: Python<'_>) -> PyResult<u64> {
+        detach(py, || Ok(self.0.total_len()))
     }
 
     /// (rank, chunk) of each stage.
     #[getter]
-    fn stages(&self) -> Vec<(u32, u32)> {
+    fn stages(&self, py: Python<'_>) -> PyResult<Vec<(u32, u32)>> {
         let shape = self.0.shape();
-        (0..shape.num_stages())
-            .map(pipeloom_core::ids::Stage)
-            .map(|stage| (shape.rank_of(stage).0, shape.chunk_of(stage).0))
-            .collect()
+        let stages = (0..shape.num_stages()).map(pipeloom_core::ids::Stage);
+        let places = stages.map(|stage| (shape.rank_of(stage).0, shape.chunk_of(stage).0));
+        detach(py, || Ok(places.collect()))
     }
 
     #[pyo3(signature = (rank))]
@@ -173,13 +172,14 @@ impl Plan {
         columns_to_dict(py, columns)
     }
 
-    #[pyo3(signature = (semantics=None))]
+    #[pyo3(signature = (semantics=None, max_buffers=None))]
     fn check(
         &self,
         py: Python<'_>,
         semantics: Option<&Bound<'_, PyAny>>,
+        max_buffers: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<crate::report::Report> {
-        crate::report::check_plan(py, &self.0, semantics)
+        crate::report::check_plan(py, &self.0, semantics, max_buffers)
     }
 
     #[pyo3(
@@ -299,11 +299,13 @@ impl Plan {
         detach(py, || Ok(self.0 == other.0))
     }
 
-    fn __hash__(&self) -> u64 {
+    fn __hash__(&self, py: Python<'_>) -> PyResult<u64> {
         // Fixed keys: the same plan hashes alike in every process.
         let mut hasher = DefaultHasher::new();
-        self.0.hash(&mut hasher);
-        hasher.finish()
+        detach(py, || {
+            self.0.hash(&mut hasher);
+            Ok(hasher.finish())
+        })
     }
 
     fn __str__(&self, py: Python<'_>) -> PyResult<String> {

@@ -112,15 +112,25 @@ pub(crate) fn check_plan(
     py: Python<'_>,
     plan: &pipeloom_core::plan::Plan,
     semantics: Option<&Bound<'_, PyAny>>,
+    max_buffers: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<Report> {
     let asked = asked(semantics)?;
-    detach(py, || report(plan, asked)).map(Report)
+    let max_buffers = convert::optional("max_buffers", max_buffers, 0)?;
+    detach(py, || report(plan, asked, max_buffers)).map(Report)
 }
 
-fn report(plan: &pipeloom_core::plan::Plan, asked: Asked) -> Result<check::Report> {
-    match asked {
-        Asked::Promised => check::check(plan, None).into_result(),
-        Asked::All => check::check(plan, Some(&Semantics::ALL)).into_result(),
-        Asked::These(these) => check::check_strictly(plan, &these),
+fn report(
+    plan: &pipeloom_core::plan::Plan,
+    asked: Asked,
+    max_buffers: Option<u32>,
+) -> Result<check::Report> {
+    let report = match asked {
+        Asked::Promised => check::check(plan, None),
+        Asked::All => check::check(plan, Some(&Semantics::ALL)),
+        Asked::These(these) => check::check_strictly(plan, &these)?,
+    };
+    match max_buffers {
+        Some(most) => report.within_buffers(most)?.into_result(),
+        None => report.into_result(),
     }
 }

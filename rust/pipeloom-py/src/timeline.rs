@@ -146,6 +146,12 @@ impl Timeline {
     }
 
     #[getter]
+    fn span_bound<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let bounds = detach(py, || Ok(self.0.bounds()))?;
+        number_to_py(py, self.0.ticks().time(bounds.span))
+    }
+
+    #[getter]
     fn binding_bound(&self, py: Python<'_>) -> PyResult<&'static str> {
         Ok(detach(py, || Ok(self.0.bounds()))?.binding().name)
     }

@@ -1,9 +1,9 @@
 //! The rule about channels: both ends name the same tensors in the same order.
 
-use super::Violation;
 use crate::engine::Program;
 use crate::ids::Rank;
 use crate::op::Op;
+use crate::violation::Violation;
 
 /// The n-th send and the n-th receive of each channel must name the same tensor.
 pub(super) fn check(program: &Program<'_>) -> Vec<Violation> {

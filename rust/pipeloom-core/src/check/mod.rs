@@ -12,10 +12,11 @@
 //! | `unneeded_transfer` | nothing else is |
 //! | `channel_pairing` | both ends of a channel name its tensors in the same order |
 //! | `group` | members of a group are transfers side by side |
-//! | `buffers` | every received tensor is read, so that its buffer gets free |
+//! | `buffers` | every received tensor is read, so its buffer gets free; no channel holds too many |
 //! | `progress` | no ranks wait for each other, under the semantics asked for |
 //! | `size` | a plan has about as many ops as its shape needs |
 
+mod buffers;
 mod cells;
 mod channels;
 #[cfg(test)]
@@ -31,23 +32,7 @@ use crate::error::{Error, Result};
 use crate::ids::Rank;
 use crate::plan::Plan;
 use crate::semantics::Semantics;
-
-/// One broken rule.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Violation {
-    /// Name of the rule.
-    pub rule: &'static str,
-    /// The rank.
-    pub rank: Rank,
-    /// Position in the rank's order; of something missing, one past the end.
-    pub position: u64,
-    /// The op's text.
-    pub op: String,
-    /// What is wrong.
-    pub message: String,
-    /// How to mend it.
-    pub hint: String,
-}
+pub use crate::violation::Violation;
 
 /// Whether a plan progresses under a semantics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -142,11 +127,10 @@ pub fn check(plan: &Plan, semantics: Option<&[Semantics]>) -> Report {
     report
 }
 
-/// Checks a plan under the given semantics, promised or not.
+/// Checks a plan under the given semantics, promised or not: a deadlock under any is a violation.
 ///
 /// # Errors
-/// If a rule is broken, the plan gets stuck under one of them, or one is about transfers that the
-/// plan has not.
+/// If a semantics is about transfers that the plan has not.
 pub fn check_strictly(plan: &Plan, semantics: &[Semantics]) -> Result<Report> {
     let mut report = check(plan, Some(semantics));
     let missing = report
@@ -157,7 +141,7 @@ pub fn check_strictly(plan: &Plan, semantics: &[Semantics]) -> Result<Report> {
         return Err(crate::simulate::needs_lowering(progress.semantics));
     }
     report.violations.append(&mut report.unpromised);
-    report.into_result()
+    Ok(report)
 }
 
 /// The deadlocks of a plan under a semantics.
@@ -208,6 +192,21 @@ impl Report {
     /// The plan that was checked.
     pub fn plan(&self) -> &Plan {
         &self.plan
+    }
+
+    /// This report, with a violation for each channel that needs more than `max_buffers` receive
+    /// buffers at a time.
+    ///
+    /// # Errors
+    /// If the plan has no transfers.
+    pub fn within_buffers(mut self, max_buffers: u32) -> Result<Self> {
+        // Of a plan far smaller than its shape nothing is laid out.
+        let fits = self.violations.iter().all(|told| told.rule != "size");
+        if fits {
+            let found = buffers::check(&self.plan, max_buffers)?;
+            self.violations.extend(found);
+        }
+        Ok(self)
     }
 
     /// Whether no rule and no promise is broken.

@@ -6,11 +6,11 @@
 
 use std::fmt::Write as _;
 
-use super::Violation;
 use crate::engine::{Engine, NONE, Posted, Program, pair_second};
 use crate::ids::{Rank, Stage};
 use crate::op::{Op, OpKind};
 use crate::semantics::Semantics;
+use crate::violation::Violation;
 
 /// Lines of a cycle that are shown before the middle is left out.
 const SHOWN: usize = 6;
@@ -81,7 +81,7 @@ pub(super) fn deadlocks(engine: &Stuck<'_>) -> Vec<Deadlock> {
             let message = format!("stuck under {}: {}", engine.semantics, sentence(&wait));
             Deadlock {
                 num_ranks: 0,
-                violation: violation(&wait, message),
+                violation: violation(engine.semantics, &wait, message),
             }
         }));
     }
@@ -106,16 +106,25 @@ fn sentence(wait: &Wait) -> String {
     format!("rank {rank}, position {position}: {op} waits for {wanted}")
 }
 
-fn violation(wait: &Wait, message: String) -> Violation {
+fn violation(semantics: Semantics, wait: &Wait, message: String) -> Violation {
+    let hint = match semantics {
+        // Transfers are made by the plan's own order there: only that can be mended.
+        Semantics::Buffered => "move one of these ops to another place on its rank",
+        Semantics::Streams
+        | Semantics::SingleStream
+        | Semantics::Batched
+        | Semantics::Rendezvous => {
+            "move one of these ops to another place on its rank, or let plan.lower(\"fifo\") place \
+             the transfers: it progresses under all semantics"
+        }
+    };
     Violation {
         rule: "progress",
         rank: Rank(u32::try_from(wait.rank).unwrap_or(NONE)),
         position: wait.position as u64,
         op: wait.op.to_string(),
         message,
-        hint: "change the order of one of these ops, or run the plan under semantics that it \
-               promises"
-            .to_owned(),
+        hint: hint.to_owned(),
     }
 }
 
@@ -150,7 +159,7 @@ fn cycle(semantics: Semantics, path: Vec<(Node, Wait)>) -> Deadlock {
     }
     Deadlock {
         num_ranks: ranks.len(),
-        violation: violation(&waits[0], message),
+        violation: violation(semantics, &waits[0], message),
     }
 }
 

@@ -3,9 +3,10 @@
 use std::fmt;
 use std::fmt::Write as _;
 
-use super::{Report, Violation};
+use super::Report;
 use crate::ids::Rank;
 use crate::plan::Plan;
+use crate::violation::Violation;
 
 /// Violations that are shown before the rest is counted.
 const SHOWN: usize = 5;
@@ -24,6 +25,7 @@ pub(super) fn violations(plan: &Plan, violations: &[Violation]) -> String {
             rank,
             position,
             message,
+            hint,
             ..
         } = violation;
         let _ = write!(
@@ -31,6 +33,10 @@ pub(super) fn violations(plan: &Plan, violations: &[Violation]) -> String {
             "\n\nrank {rank}, position {position}: {message} [{rule}]"
         );
         text.push_str(&grid(plan, violation));
+        // The first one's ends the message.
+        if *hint != violations[0].hint {
+            let _ = write!(text, "\n  hint: {hint}");
+        }
     }
     if violations.len() > SHOWN {
         let _ = write!(text, "\n\n... and {} more", violations.len() - SHOWN);
@@ -44,9 +50,11 @@ fn grid(plan: &Plan, violation: &Violation) -> String {
     let last = plan.shape().pp().saturating_sub(1);
     let ranks: Vec<u32> = (rank.saturating_sub(1)..=last.min(rank.saturating_add(1))).collect();
     let rows = position.saturating_sub(AROUND)..=position.saturating_add(AROUND);
-    let cell = |rank: u32, at: u64| {
-        plan.op(Rank(rank), at)
-            .map_or_else(|_| String::new(), |op| op.to_string())
+    let cell = |rank: u32, at: u64| match plan.op(Rank(rank), at) {
+        Ok(op) => op.to_string(),
+        // What is missing is told one past the end.
+        Err(_) if (rank, at) == (violation.rank.0, position) => format!("no {}", violation.op),
+        Err(_) => String::new(),
     };
     let table: Vec<(u64, Vec<String>)> = rows
         .map(|at| {

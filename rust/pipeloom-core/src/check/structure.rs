@@ -3,11 +3,11 @@
 
 use std::fmt::Display;
 
-use super::Violation;
 use crate::engine::{NONE, Program};
 use crate::ids::{Rank, Stage, Unit};
 use crate::op::{Flags, Op, OpKind};
 use crate::plan::RankOps;
+use crate::violation::Violation;
 
 pub(super) const RECOMPUTED_FORWARD: u16 = 1 << 8;
 pub(super) const RECOMPUTED_BACKWARD: u16 = 1 << 9;

@@ -86,6 +86,33 @@ fn right_plans_break_no_rule() {
     );
 }
 
+/// The error has, for each violation, its rule, the grid around it with an arrow at the op, and a
+/// hint; the last line is a hint.
+fn is_told_with_its_place(plan: &Plan) {
+    let error = check(plan, None).into_result().unwrap_err();
+    let text = error.to_string();
+    assert!(text.lines().last().unwrap().starts_with("hint: "), "{text}");
+    assert!(text.lines().all(|line| line.len() < 160), "{text}");
+    assert!(error.violations.len() <= 5, "{text}");
+    let parts: Vec<&str> = text.split("\n\nrank ").skip(1).collect();
+    assert_eq!(parts.len(), error.violations.len(), "{text}");
+    for (part, violation) in parts.iter().zip(&error.violations) {
+        let mut arrows = part
+            .lines()
+            .filter(|line| line.ends_with(" <--") || line.contains(" <-- "));
+        let arrow = arrows.next().unwrap();
+        assert_eq!(arrows.next(), None, "{text}");
+        let row = format!("{:>10}", violation.position);
+        assert!(arrow.starts_with(&row), "{text}");
+        assert!(arrow.contains(&format!("{} <--", violation.op)), "{text}");
+        assert!(part.contains(&format!("[{}]", violation.rule)), "{text}");
+        assert!(
+            text.contains(&format!("hint: {}", violation.hint)),
+            "{text}"
+        );
+    }
+}
+
 #[test]
 fn each_rule_has_a_smallest_plan_that_breaks_it_alone() {
     for (rule, plan) in [
@@ -126,6 +153,7 @@ fn each_rule_has_a_smallest_plan_that_breaks_it_alone() {
             plan(2, 1, &["0F0 2F0 0B0 2B0", "1F0 3F0 3B0 1B0"]),
         ),
     ] {
+        is_told_with_its_place(&plan);
         let found = rules(&plan);
         assert!(
             found.iter().all(|&found| found == rule) && !found.is_empty(),
@@ -156,14 +184,69 @@ fn each_rule_of_transfers_has_a_smallest_plan_too() {
             .map(|violation| violation.rule)
             .collect();
         assert_eq!(found, [rule], "{report}");
+        is_told_with_its_place(&lowered(1, 1, &orders));
     }
     let swapped = [
         "0F0 0F1 0SEND_F0 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1",
         "1RECV_F1 1RECV_F0 1F0 1F1 1B0 1SEND_B0 1B1 1SEND_B1",
     ];
     assert_eq!(rules(&lowered(1, 2, &swapped)), ["channel_pairing"]);
+    is_told_with_its_place(&lowered(1, 2, &swapped));
     let unread = lowered(1, 1, &["0F0 0SEND_F0 0RECV_B0 0B0", "1RECV_F0"]);
     assert!(rules(&unread).contains(&"buffers"));
+}
+
+#[test]
+fn a_channel_holds_at_most_as_many_buffers_as_it_may() {
+    // Rank 1 receives both microbatches before it is done with the first.
+    let orders = [
+        "0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1",
+        "1RECV_F0 1F0 1RECV_F1 1F1 1B0 1SEND_B0 1B1 1SEND_B1",
+    ];
+    let plan = lowered(1, 2, &orders);
+    let within = |most| check(&plan, None).within_buffers(most).unwrap();
+    assert!(within(2).ok());
+    let report = within(1);
+    let [told] = &report.violations[..] else {
+        panic!("{report}")
+    };
+    assert_eq!(
+        (told.rule, told.rank, told.position, told.op.as_str()),
+        ("buffers", Rank(1), 2, "1RECV_F1")
+    );
+    assert_eq!(
+        told.message,
+        "1RECV_F1 needs buffer 2 of channel 0 -> 1 forward, which needs 2 in all, but max_buffers=1"
+    );
+    assert_eq!(within(0).violations.len(), 2, "each channel is told once");
+    let unlowered = self::plan(1, 1, &["0F0 0B0", "1F0 1B0"]);
+    assert!(check(&unlowered, None).within_buffers(1).is_err());
+}
+
+/// The most receives of a channel that stand in a rank's program with a reader still to come, seen
+/// op by op.
+fn most_in_use(plan: &Plan) -> u32 {
+    let mut most = 0;
+    for rank in plan.shape().ranks() {
+        let ops = plan.rank_ops(rank).ops;
+        for at in 0..ops.len() {
+            let mut held: Vec<_> = (0..=at)
+                .filter(|&posted| ops[posted].kind.is_recv())
+                .filter(|&posted| {
+                    let read = |op: &Op| {
+                        op.kind.is_compute()
+                            && (op.stage, op.unit) == (ops[posted].stage, ops[posted].unit)
+                    };
+                    ops[at..].iter().any(read)
+                })
+                .filter_map(|posted| crate::lower::Channel::of(plan, rank, ops[posted]))
+                .collect();
+            held.sort_unstable();
+            let runs = held.chunk_by(|one, other| one == other).map(<[_]>::len);
+            most = most.max(runs.max().unwrap_or(0));
+        }
+    }
+    u32::try_from(most).unwrap()
 }
 
 #[test]
@@ -214,7 +297,9 @@ fn a_deadlock_is_told_as_its_cycle() {
          rank 0, position 3: 0SEND_F1 waits for 1RECV_F1 at position 4 of rank 1\n  \
          rank 1, position 3: 1SEND_B0 waits for 0RECV_B0 at position 4 of rank 0"
     );
-    let error = check_strictly(&plan, &[Semantics::Rendezvous]).unwrap_err();
+    let error = check_strictly(&plan, &[Semantics::Rendezvous])
+        .and_then(Report::into_result)
+        .unwrap_err();
     assert_eq!(error.violations, report.unpromised[..1]);
 }
 
@@ -253,7 +338,9 @@ fn a_report_shows_the_ops_around_a_violation() {
 #[test]
 fn a_plan_without_ops_for_its_huge_shape_is_refused_at_once() {
     let shape = Shape::new(8, 1, 1 << 28, 1, Placement::Loop).unwrap();
-    assert_eq!(rules(&Plan::held("huge", shape, Vec::new())), ["size"]);
+    let huge = Plan::held("huge", shape, Vec::new());
+    assert_eq!(rules(&huge), ["size"]);
+    assert!(!check(&huge, None).within_buffers(1).unwrap().ok());
 }
 
 proptest! {
@@ -261,6 +348,16 @@ proptest! {
     fn right_plans_pass(seed: u64) {
         let report = check(&samples::plan(&mut Rng(seed)), None);
         prop_assert!(report.ok(), "{}", report);
+    }
+
+    #[test]
+    fn the_bound_on_buffers_is_what_a_walk_over_the_ops_finds(seed: u64) {
+        let plan = samples::lowered(&mut Rng(seed));
+        let most = most_in_use(&plan);
+        let found = buffers::check(&plan, most).unwrap();
+        prop_assert!(found.is_empty(), "{:?}", found);
+        let fewer = most.checked_sub(1).map(|fewer| buffers::check(&plan, fewer).unwrap());
+        prop_assert!(fewer.is_none_or(|found| !found.is_empty()), "{}", most);
     }
 
     #[test]
@@ -272,13 +369,15 @@ proptest! {
 /// The same for a million plans (or `PIPELOOM_CASES`), for `make test-deep`.
 #[test]
 #[ignore = "takes minutes"]
+#[allow(clippy::print_stdout)] // what the run came to, for docs/log.md
 fn a_million_mutants_are_judged_like_the_slow_checkers_do() {
     let count = std::env::var("PIPELOOM_CASES").map_or(1_000_000, |text| text.parse().unwrap());
     let mut judged = [0_u64; 3];
     for seed in 0..count {
         judged[usize::from(judge(seed))] += 1;
     }
-    // Broken; stuck; right.
+    let [broken, stuck, right] = judged;
+    println!("{count} cases: {broken} broken, {stuck} stuck, {right} right");
     assert!(judged.iter().all(|&kind| kind > count / 50), "{judged:?}");
 }
 

@@ -7,6 +7,7 @@
 
 mod ticks;
 
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
@@ -19,8 +20,9 @@ pub const MAX_BITS: u32 = 20;
 /// Largest number of ticks, so that sums of two never overflow.
 pub const MAX_TICKS: i64 = 1 << 62;
 
-/// A number as given.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// A number as given. One written as a whole number and one written as a fraction are equal if they
+/// are the same number.
+#[derive(Clone, Copy, Debug)]
 pub enum Number {
     /// A whole number.
     Int(i64),
@@ -29,7 +31,7 @@ pub enum Number {
 }
 
 /// One number for all, or one for each stage (or rank).
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Values {
     /// The same for all.
     All(Number),
@@ -38,7 +40,7 @@ pub enum Values {
 }
 
 /// One number for all transfers, or one for each (source rank, destination rank).
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Links {
     /// The same for all.
     All(Number),
@@ -47,7 +49,7 @@ pub enum Links {
 }
 
 /// What ops and transfers cost, in any one unit of time and any one unit of memory.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Costs {
     /// Time of `F`.
     pub forward: Values,
@@ -102,6 +104,18 @@ impl Default for Costs {
 }
 
 impl Number {
+    /// Whether it is whole, and its bits: the same for equal numbers.
+    #[allow(clippy::cast_possible_truncation)] // whole and in range
+    fn key(self) -> (bool, u64) {
+        match self {
+            Self::Int(value) => (true, value.cast_unsigned()),
+            Self::Float(value) if value.fract() == 0.0 && value.abs() < 9.2e18 => {
+                (true, (value as i64).cast_unsigned())
+            }
+            Self::Float(value) => (false, value.to_bits()),
+        }
+    }
+
     fn as_f64(self) -> f64 {
         match self {
             #[allow(clippy::cast_precision_loss)] // only its sign and its text matter
@@ -139,6 +153,20 @@ impl Number {
             }
         };
         (ticks.abs() <= MAX_TICKS).then_some(ticks)
+    }
+}
+
+impl PartialEq for Number {
+    fn eq(&self, other: &Self) -> bool {
+        self.key() == other.key()
+    }
+}
+
+impl Eq for Number {}
+
+impl Hash for Number {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.key().hash(state);
     }
 }
 

@@ -15,6 +15,7 @@ mod stages;
 #[cfg(test)]
 mod tests;
 
+use super::together::Together;
 use super::{Layout, frame, size};
 use crate::error::{Error, Result};
 use crate::shape::{Placement, Shape};
@@ -35,8 +36,8 @@ pub struct Weights {
     pub loss: f64,
     /// Each multi-token-prediction layer: behind the decoder layers, where a rank may hold them.
     pub mtp: Vec<f64>,
-    /// Numbers (from 1) of the layers that must share a stage with the next one.
-    pub no_cut_after: Vec<u32>,
+    /// Layers that must stand on one stage.
+    pub together: Together,
     /// Whether stages may stay without layers where that helps.
     pub allow_empty: bool,
     /// What may not be exceeded.
@@ -191,10 +192,20 @@ fn too_little_memory(weights: &Weights, shape: &Shape, proved: bool) -> Error {
     } else {
         "no split was found that fits"
     };
+    let layers = memory.layers.iter().chain(&memory.mtp).copied();
+    let ends = [
+        ("embedding_memory", memory.embedding),
+        ("loss_memory", memory.loss),
+    ];
+    let parts = layers.map(|layer| ("a layer", layer)).chain(ends);
+    let largest = parts.max_by(|one, other| one.1.total_cmp(&other.1));
+    let alone = largest.filter(|(_, held)| *held > most);
+    let alone = alone.map(|(name, held)| format!(", and {name} alone {held}"));
     Error::layout(
         format!(
-            "{verb} memory_limit (at most {most} a rank): the model takes {all} on {} ranks",
-            shape.pp()
+            "{verb} memory_limit (at most {most} a rank): the model takes {all} on {} ranks{}",
+            shape.pp(),
+            alone.unwrap_or_default()
         ),
         "raise memory_limit or pp, or allow_empty=True if embedding or loss fill a rank",
     )

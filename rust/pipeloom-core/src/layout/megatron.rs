@@ -1,7 +1,7 @@
 //! Megatron-core's split arguments: sizes for the first and last rank, or embedding and loss
 //! counted as layers. Where that code would lose layers or crash, this one is right or refuses.
 
-use super::{LayerCount, Layout, check_num_layers, frame, narrow};
+use super::{LayerCount, Layout, MAX_LAYERS, check_num_layers, frame, narrow};
 use crate::error::{Error, Result};
 use crate::ids::{Rank, Stage};
 use crate::shape::{Placement, Shape};
@@ -58,6 +58,16 @@ impl Megatron {
     /// If they leave layers over, contradict each other or are out of range.
     pub fn layout(&self) -> Result<Layout> {
         check_num_layers(self.num_layers)?;
+        let mtp = self.mtp_num_layers.unwrap_or(0);
+        if u64::from(self.num_layers) + u64::from(mtp) > MAX_LAYERS {
+            return Err(Error::layout(
+                format!(
+                    "num_layers={} and mtp_num_layers={mtp} make more than {MAX_LAYERS} layers",
+                    self.num_layers
+                ),
+                "lower mtp_num_layers: models have one or a few such layers",
+            ));
+        }
         let vp = self.vp.unwrap_or(1);
         let shape = frame(self.pp, vp, self.placement.clone())?;
         if u64::from(shape.stages_per_replica()) != u64::from(self.pp) * u64::from(vp) {

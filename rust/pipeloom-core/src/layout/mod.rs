@@ -10,6 +10,7 @@
 //! | Megatron-core's split arguments | [`megatron`] |
 //! | the layout language, read and written | [`text`] |
 //! | what a list of layers must satisfy | [`rules`] |
+//! | layers that may not be parted | [`together`] |
 //!
 //! ```
 //! use pipeloom_core::{ids::{Chunk, Rank}, layout::Layout, shape::Placement};
@@ -24,6 +25,7 @@ pub mod balance;
 pub mod megatron;
 pub mod rules;
 pub mod text;
+pub mod together;
 
 #[cfg(test)]
 mod tests;

@@ -127,32 +127,46 @@ pub fn buffer_lifetimes(plan: &Plan, rank: Rank, channel: Channel) -> Result<Vec
             "buffers are those of the receiving rank",
         ));
     }
+    let mut all = rank_lifetimes(plan, rank)?;
+    Ok(all.remove(&channel).unwrap_or_default())
+}
+
+/// The lifetimes of all messages that a rank receives, by channel.
+///
+/// # Errors
+/// If the plan has no transfers.
+pub(crate) fn rank_lifetimes(plan: &Plan, rank: Rank) -> Result<BTreeMap<Channel, Vec<Lifetime>>> {
     let Some(held) = plan.held_ops(rank).filter(|_| plan.style().is_some()) else {
         return Err(Error::config(
             "the plan has no transfers, so no receive buffers",
-            "lower it first: plan.lower().buffers(rank, channel)",
+            "lower it first: plan.lower()",
         ));
     };
+    let shape = plan.shape();
+    let (stages, units) = (shape.num_stages(), shape.num_units());
+    let cell = |op: Op| {
+        let there = op.stage.0 < stages && op.unit.0 < units;
+        there.then(|| shape.chunk_of(op.stage).index() * units as usize + op.unit.index())
+    };
     // The last reader of each (stage, unit) is its last compute op.
-    let mut last: BTreeMap<_, usize> = BTreeMap::new();
-    for (at, op) in held.ops.iter().enumerate() {
-        if op.kind.is_compute() {
-            last.insert((op.stage, op.unit), at);
+    let mut last = vec![None; shape.chunks_per_rank() as usize * units as usize];
+    for (at, &op) in held.ops.iter().enumerate() {
+        if let Some(cell) = cell(op).filter(|_| op.kind.is_compute()) {
+            last[cell] = Some(at);
         }
     }
-    let received = held
-        .ops
-        .iter()
-        .enumerate()
-        .filter(|&(_, &op)| op.kind.is_recv() && Channel::of(plan, rank, op) == Some(channel));
-    let lifetimes = received.map(|(posted, op)| {
-        let reader = last.get(&(op.stage, op.unit)).copied();
-        Lifetime {
-            posted,
-            last_read: reader.filter(|&reader| reader > posted),
+    let mut all: BTreeMap<Channel, Vec<Lifetime>> = BTreeMap::new();
+    for (posted, &op) in held.ops.iter().enumerate() {
+        let Some(cell) = cell(op).filter(|_| op.kind.is_recv()) else {
+            continue;
+        };
+        if let Some(channel) = Channel::of(plan, rank, op) {
+            let last_read = last[cell].filter(|&reader| reader > posted);
+            let life = Lifetime { posted, last_read };
+            all.entry(channel).or_default().push(life);
         }
-    });
-    Ok(lifetimes.collect())
+    }
+    Ok(all)
 }
 
 /// Number of receive buffers that a rank of a lowered plan needs for a channel: the most of its
@@ -162,14 +176,19 @@ pub fn buffer_lifetimes(plan: &Plan, rank: Rank, channel: Channel) -> Result<Vec
 /// As [`buffer_lifetimes`].
 pub fn buffers(plan: &Plan, rank: Rank, channel: Channel) -> Result<u32> {
     let lifetimes = buffer_lifetimes(plan, rank, channel)?;
+    Ok(in_use(&lifetimes).into_iter().max().unwrap_or(0))
+}
+
+/// How many buffers are in use as each message's is taken, its own included.
+pub(crate) fn in_use(lifetimes: &[Lifetime]) -> Vec<u32> {
     let mut freed: Vec<usize> = lifetimes.iter().filter_map(|life| life.last_read).collect();
     freed.sort_unstable();
-    let (mut most, mut gone) = (0, 0);
-    for (taken, life) in (1..).zip(&lifetimes) {
+    let mut gone = 0;
+    let held = (1..).zip(lifetimes).map(|(taken, life)| {
         while freed.get(gone).is_some_and(|&read| read < life.posted) {
             gone += 1;
         }
-        most = most.max(taken - gone);
-    }
-    Ok(u32::try_from(most).unwrap_or(u32::MAX))
+        u32::try_from(taken - gone).unwrap_or(u32::MAX)
+    });
+    held.collect()
 }

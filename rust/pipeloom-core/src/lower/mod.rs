@@ -28,6 +28,7 @@ use crate::plan::Plan;
 use crate::semantics::Style;
 
 pub use buffers::{Channel, Direction, Lifetime, buffer_lifetimes, buffers, sources};
+pub(crate) use buffers::{in_use, rank_lifetimes};
 
 /// Most compute ops of a plan that can be lowered: a lowered plan holds all its ops, at 16 bytes.
 pub const MAX_OPS: u64 = 1 << 27;

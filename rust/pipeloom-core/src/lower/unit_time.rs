@@ -6,11 +6,11 @@
 
 use std::collections::VecDeque;
 
-use crate::check::Violation;
 use crate::error::{Error, Result};
 use crate::ids::{Rank, Stage};
 use crate::op::{Flags, Op, OpKind};
 use crate::shape::Shape;
+use crate::violation::Violation;
 
 /// Marks an arrival that a rank waits for; the rest is the rank.
 const WAITED_FOR: u32 = 1 << 31;

@@ -281,8 +281,8 @@ const LONGEST_PERIOD: u32 = 1 << 13;
 /// The smallest number of microbatches, from the request's own on, that [`plan`] accepts.
 ///
 /// # Errors
-/// If no number is accepted, or the request is too large to search: the error that the request
-/// itself meets, whose hint says what it needs.
+/// If no number is accepted, or the request is too large to search (its ranks, or its group size):
+/// says so, and why the request's own number, `at_least`, is not.
 pub fn legal_num_microbatches(request: &Request) -> Result<u32> {
     let Err(refusal) = admit(request) else {
         return Ok(request.num_microbatches);
@@ -290,8 +290,21 @@ pub fn legal_num_microbatches(request: &Request) -> Result<u32> {
     // Constraints repeat with the ranks, the two directions or the group size.
     let group = request.microbatch_group_size.unwrap_or(0);
     let period = request.pp.max(group);
+    let at_least = request.num_microbatches;
+    let because = |what: String, refusal: Error| {
+        // An unknown schedule, say, is refused whatever the number.
+        if !refusal.message.contains("num_microbatches") {
+            return refusal;
+        }
+        Error::config(format!("{what}: {}", refusal.message), refusal.hint)
+    };
     if period > LONGEST_PERIOD {
-        return Err(refusal);
+        let what = format!(
+            "at_least={at_least} is not legal, and with pp={} and a group size of {group} there is \
+             too much to search (either may be {LONGEST_PERIOD})",
+            request.pp
+        );
+        return Err(because(what, refusal));
     }
     let least = request.num_microbatches.max(group);
     let most = least.saturating_add(2 * period);
@@ -302,7 +315,13 @@ pub fn legal_num_microbatches(request: &Request) -> Result<u32> {
         })
         .is_ok()
     };
-    (least..=most).find(accepts).ok_or(refusal)
+    let found = (least..=most).find(accepts);
+    found.ok_or_else(|| {
+        because(
+            format!("no number of microbatches from at_least={at_least} on is legal"),
+            refusal,
+        )
+    })
 }
 
 /// The family of a request, and its shape and parameters, if the family takes them.

@@ -7,6 +7,7 @@
 //! | `drain` | a stage's last backward still has to travel back to the first stage |
 //! | `memory` | until its first backward a rank can do only the forwards that fit |
 //! | `round_trip` | a microbatch holds its memory on the first stage for a whole round trip |
+//! | `occupancy` | memory times time: what all microbatches of a rank hold, for as long as they must |
 //!
 //! Ops of one kind and stage may differ (recompute, overlapped pairs): paths take the shortest,
 //! sums take each as it is, and a pair counts once.
@@ -30,7 +31,9 @@ pub struct Bound {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
     /// In the order of the module's table.
-    pub all: [Bound; 4],
+    pub all: [Bound; 5],
+    /// A bound on the span: the most work of a rank.
+    pub span: i64,
 }
 
 impl Bounds {
@@ -115,7 +118,13 @@ pub(super) fn bounds(program: &Program<'_>, ticks: &Ticks, peaks: &[i64]) -> Bou
             let room = peaks[rank] - ticks.static_memory[rank];
             wait + works[rank] - forwards_that_fit(&sums, &stages, room)
         });
-    let round_trip = round_trip(program, ticks, &sums, &paths, peaks);
+    let plain = !program.forward_only && memory_is_plain(ticks, &sums);
+    let round_trip = plain.then(|| round_trip(program, ticks, &sums, &paths, peaks));
+    let occupancy = (0..works.len()).filter(|_| plain).filter_map(|rank| {
+        let stages: Vec<usize> = on_rank(rank).collect();
+        let room = peaks[rank] - ticks.static_memory[rank];
+        occupancy(ticks, &sums, &paths, &stages, room)
+    });
     let bound = |name, ticks: Option<i64>| Bound {
         name,
         ticks: ticks.unwrap_or(0),
@@ -125,8 +134,10 @@ pub(super) fn bounds(program: &Program<'_>, ticks: &Ticks, peaks: &[i64]) -> Bou
             bound("work", work.max()),
             bound("drain", drain.max()),
             bound("memory", memory.max()),
-            bound("round_trip", Some(round_trip)),
+            bound("round_trip", round_trip),
+            bound("occupancy", occupancy.max()),
         ],
+        span: works.iter().copied().max().unwrap_or(0),
     }
 }
 
@@ -253,18 +264,10 @@ fn forwards_that_fit(sums: &[StageSum], stages: &[usize], room: i64) -> i64 {
     (room / held).saturating_mul(longest).min(lone)
 }
 
-/// Each of the first stage's microbatches holds memory there for a round trip, and only so many
-/// fit at once.
-fn round_trip(
-    program: &Program<'_>,
-    ticks: &Ticks,
-    sums: &[StageSum],
-    paths: &Paths,
-    peaks: &[i64],
-) -> i64 {
-    // A pair's backward may free what its forward takes; memory that a stage gives without having
-    // taken it would hide what others hold.
-    let paired = sums.iter().any(|sum| sum.paired);
+/// Whether memory that a forward takes stays taken until its backward ends: a pair's backward may
+/// free what its forward takes, and memory that a stage gives without having taken it would hide
+/// what others hold.
+fn memory_is_plain(ticks: &Ticks, sums: &[StageSum]) -> bool {
     let honest = ticks.stages.iter().all(|stage| {
         let after_input = stage.memory_forward + stage.memory_backward_input;
         stage
@@ -274,18 +277,65 @@ fn round_trip(
             >= 0
             && after_input + stage.memory_backward_weight >= 0
     });
-    if paired || !honest || program.forward_only {
-        return 0;
+    honest && !sums.iter().any(|sum| sum.paired)
+}
+
+/// The least memory that a microbatch of a stage holds until its backward ends, and from then on
+/// until its weight half ends, if each has one, with that half's time.
+fn holdings(ticks: &Ticks, sums: &[StageSum], stage: usize) -> (i64, Option<(i64, i64)>) {
+    let (sum, costs) = (&sums[stage], &ticks.stages[stage]);
+    let kept = (costs.memory_forward + costs.memory_backward_input).min(sum.held);
+    let split = sum.weights >= sum.forwards;
+    (sum.held, split.then_some((kept, least(sum.weight))))
+}
+
+/// What the microbatches of a rank's stages hold at least, times how long, fits into `room` times
+/// the time from its first forward on; none without such memory.
+fn occupancy(
+    ticks: &Ticks,
+    sums: &[StageSum],
+    paths: &Paths,
+    stages: &[usize],
+    room: i64,
+) -> Option<i64> {
+    let (mut until_backward, mut until_weight) = (0_i128, 0_i128);
+    for &stage in stages.iter().filter(|&&stage| sums[stage].forwards > 0) {
+        let trip = paths.to_backward[stage] - paths.to_forward[stage] + least(sums[stage].backward);
+        let (held, kept) = holdings(ticks, sums, stage);
+        let count = i128::from(sums[stage].forwards);
+        until_backward += count * i128::from(held) * i128::from(trip);
+        if let Some((kept, time)) = kept {
+            until_weight += count * i128::from(kept) * i128::from(time);
+        }
     }
+    let least_of = |times: &[i64]| stages.iter().map(|&stage| times[stage]).min();
+    let (start, home) = (least_of(&paths.to_forward)?, least_of(&paths.home)?);
+    let room = i128::from(room);
+    let time = |area: i128| i64::try_from((area + room - 1) / room).ok();
+    if room <= 0 {
+        return None;
+    }
+    // Until the last backward, which still travels home; or until the last weight half.
+    let (backward, weight) = (time(until_backward)?, time(until_backward + until_weight)?);
+    Some(start + (backward + home).max(weight))
+}
+
+/// Each of the first stage's microbatches holds memory there for a round trip, and only so many
+/// fit at once.
+fn round_trip(
+    program: &Program<'_>,
+    ticks: &Ticks,
+    sums: &[StageSum],
+    paths: &Paths,
+    peaks: &[i64],
+) -> i64 {
     let trips = |links: &StageLinks, stage: usize| {
         let sum = &sums[stage];
         let until_backward = paths.to_backward[stage] + least(sum.backward);
-        let costs = &ticks.stages[stage];
-        let kept = (costs.memory_forward + costs.memory_backward_input).min(sum.held);
-        let until_weight = (sum.weights >= sum.forwards).then_some((kept, least(sum.weight)));
+        let (held, until_weight) = holdings(ticks, sums, stage);
         let rank = links.rank as usize;
         let room = peaks[rank] - ticks.static_memory[rank];
-        let holds = [Some((sum.held, 0)), until_weight].into_iter().flatten();
+        let holds = [Some((held, 0)), until_weight].into_iter().flatten();
         let bound = holds
             .filter(|&(held, _)| held > 0 && room >= held)
             .map(|(held, weight)| {

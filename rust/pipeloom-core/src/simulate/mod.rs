@@ -24,6 +24,7 @@ use crate::error::{Error, Result};
 use crate::ids::Rank;
 use crate::plan::Plan;
 use crate::semantics::Semantics;
+use crate::violation::Violation;
 
 pub use bounds::{Bound, Bounds};
 pub use bubbles::Bubbles;
@@ -74,12 +75,7 @@ pub fn simulate(
     }
     let engine = Engine::timed(&program, semantics, &ticks, link_contention);
     if !engine.finished() {
-        let violations = deadlocks(&program, semantics);
-        return Err(Error::check(
-            format!("the plan gets stuck under {semantics} semantics"),
-            "plan.check() shows what waits for what",
-            violations,
-        ));
+        return Err(stuck(plan, semantics, deadlocks(&program, semantics)));
     }
     let Engine { times, busy, .. } = engine;
     let extents = (0..program.ranks.len()).map(|rank| extent(&program, semantics, &times, rank));
@@ -97,6 +93,23 @@ pub fn simulate(
         busy,
         ticks,
     })
+}
+
+/// The error for a plan that does not get through: what waits for what, and what it promises.
+fn stuck(plan: &Plan, semantics: Semantics, violations: Vec<Violation>) -> Error {
+    let told = violations
+        .first()
+        .map_or("", |violation| &violation.message);
+    let promised: Vec<&str> = plan.promises().iter().map(|s| s.name()).collect();
+    Error::check(
+        format!("the plan gets stuck under {semantics}: {told}"),
+        format!(
+            "this plan promises to progress under {}; plan.lower(\"fifo\") makes one that \
+             progresses under all semantics",
+            promised.join(", ")
+        ),
+        violations,
+    )
 }
 
 /// First start and last end of a rank; none if it does nothing.

@@ -1,12 +1,12 @@
 //! The shape of a plan that is known by its ops alone.
 
-use crate::check::Violation;
 use crate::error::{Error, Result};
 use crate::ids::{Chunk, Rank, Stage};
 use crate::op::{Op, OpKind};
 use crate::plan::RankOps;
 use crate::schedules::Params;
 use crate::shape::{Placement, Shape};
+use crate::violation::Violation;
 
 /// The shape and the parameters that follow from all ranks' ops.
 ///
@@ -42,9 +42,16 @@ impl Seen {
             // A stage has a forward and a microbatch has one too: both are fewer than the ops.
             if op.stage.index() >= total || op.unit.index() >= total {
                 return Err(refused(
-                    "structure",
+                    "placement",
                     (rank, at, op),
-                    format!("its number is out of proportion: the plan has {total} ops in all"),
+                    format!(
+                        "{} is out of proportion: the plan has {total} ops in all",
+                        if op.stage.index() >= total {
+                            format!("stage {}", op.stage)
+                        } else {
+                            format!("microbatch {}", op.unit)
+                        }
+                    ),
                     "stages and microbatches are numbered from 0 without gaps",
                 ));
             }

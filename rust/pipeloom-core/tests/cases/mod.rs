@@ -11,6 +11,17 @@ use pipeloom_core::semantics::{Semantics, Style};
 use pipeloom_core::simulate::simulate;
 use pipeloom_core::text::csv::{self, Form};
 
+/// What became of a case.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// The requests were refused with hints, or the plan has no CSV.
+    NoPlan,
+    /// What was done to the plan's text was refused with a hint.
+    Refused,
+    /// All that must hold does.
+    Held,
+}
+
 /// Where choices come from: bytes while there are any, then a generator.
 pub(crate) struct Source<'a> {
     bytes: &'a [u8],
@@ -69,15 +80,15 @@ impl<'a> Source<'a> {
         request
     }
 
-    /// A plan of some family; none: refused, with a hint.
+    /// A plan of some family; none: a few requests in a row were refused, each with a hint.
     fn plan(&mut self) -> Option<Plan> {
-        match schedules::plan(&self.request()) {
+        (0..4).find_map(|_| match schedules::plan(&self.request()) {
             Ok(plan) => Some(plan),
             Err(error) => {
                 assert!(!error.hint.is_empty(), "{error}");
                 None
             }
-        }
+        })
     }
 
     fn style(&mut self) -> Style {
@@ -115,9 +126,9 @@ impl<'a> Source<'a> {
 
 /// Something is done to a plan's CSV: it is refused with all that is wrong and a hint, or what was
 /// read runs and can be lowered.
-pub(crate) fn checking(source: &mut Source<'_>) {
+pub(crate) fn checking(source: &mut Source<'_>) -> Outcome {
     let Some(mut plan) = source.plan() else {
-        return;
+        return Outcome::NoPlan;
     };
     let lowered = source.below(2) == 0;
     if lowered {
@@ -131,7 +142,7 @@ pub(crate) fn checking(source: &mut Source<'_>) {
         Form::Compute
     };
     let Ok(text) = csv::to_csv(&plan, form) else {
-        return;
+        return Outcome::NoPlan;
     };
     let rows = text
         .lines()
@@ -142,11 +153,15 @@ pub(crate) fn checking(source: &mut Source<'_>) {
     }
     let rows: Vec<String> = rows.iter().map(|row| row.join(",")).collect();
     match csv::from_csv(&(rows.join("\n") + "\n")) {
-        Err(error) => assert!(!error.hint.is_empty(), "{error}"),
+        Err(error) => {
+            assert!(!error.hint.is_empty(), "{error}");
+            Outcome::Refused
+        }
         Ok(plan) => {
             assert!(check::check(&plan, None).ok());
             simulate(&plan, &Costs::default(), Semantics::Buffered, false).expect("it progresses");
             lower::lower(&plan, source.style(), 1).expect("it progresses");
+            Outcome::Held
         }
     }
 }
@@ -188,19 +203,22 @@ fn mutate(source: &mut Source<'_>, rows: &mut [Vec<String>]) {
 }
 
 /// A lowered plan breaks no rule and gets stuck under nothing that its style promises.
-pub(crate) fn lowering(source: &mut Source<'_>) {
-    let Some(plan) = source.plan() else { return };
+pub(crate) fn lowering(source: &mut Source<'_>) -> Outcome {
+    let Some(plan) = source.plan() else {
+        return Outcome::NoPlan;
+    };
     let lowered = source.lowered(&plan);
     let report = check::check(&lowered, None);
     assert!(report.ok(), "{report}");
     let progresses = |progress: &check::Progress| progress.progresses == Some(true);
     assert!(report.progress.iter().all(progresses), "{report}");
+    Outcome::Held
 }
 
 /// No plan is faster than its lower bounds; idle time and critical path tell all of it.
-pub(crate) fn simulating(source: &mut Source<'_>) {
+pub(crate) fn simulating(source: &mut Source<'_>) -> Outcome {
     let Some(mut plan) = source.plan() else {
-        return;
+        return Outcome::NoPlan;
     };
     let costs = source.costs(&plan);
     if source.below(2) == 0 {
@@ -227,4 +245,5 @@ pub(crate) fn simulating(source: &mut Source<'_>) {
     let first = time(timeline.start(rank).expect("a rank of the plan"), at);
     let last = time(timeline.end(end_rank).expect("a rank of the plan"), end_at);
     assert_eq!(last - first, makespan, "{}", plan.describe());
+    Outcome::Held
 }

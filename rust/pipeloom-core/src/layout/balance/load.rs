@@ -78,8 +78,9 @@ impl Layout {
     fn why(&self, weights: &Weights, rank: usize, cost: f64, best: Option<(f64, bool)>) -> String {
         let mut why = format!("rank {rank} is the busiest with {cost}:");
         let mine = (0..self.shape.num_stages()).map(Stage);
+        let mine = mine.filter(|&stage| self.shape.rank_of(stage).index() == rank);
         let mut gap = " ";
-        for stage in mine.filter(|&stage| self.shape.rank_of(stage).index() == rank) {
+        for stage in mine.clone() {
             for (name, cost) in parts(weights, self.stage(stage)) {
                 let _ = write!(why, "{gap}{name} ({cost})");
                 gap = ", ";
@@ -87,6 +88,11 @@ impl Layout {
         }
         let share = self.sums(weights).1.iter().sum::<f64>() / f64::from(self.pp());
         let _ = write!(why, "; an equal share of all is {share}");
+        let alone = mine.flat_map(|stage| single_parts(weights, self.stage(stage)));
+        let heaviest = alone.max_by(|one, other| one.1.total_cmp(&other.1));
+        if let Some((name, cost)) = heaviest.filter(|(_, cost)| *cost > share) {
+            let _ = write!(why, "; {name} alone is {cost}");
+        }
         let verdict = match best {
             None => "no split that fits the memory was found".to_owned(),
             Some((best, true)) if best >= cost => "no split does better".to_owned(),
@@ -96,6 +102,25 @@ impl Layout {
         let _ = write!(why, "; {verdict}");
         why
     }
+}
+
+/// What a stage holds that can't be divided, and what it costs.
+fn single_parts(weights: &Weights, content: StageContent) -> Vec<(String, f64)> {
+    let ends = [
+        ("embedding", content.pre_process, weights.embedding),
+        ("loss", content.post_process, weights.loss),
+    ];
+    let ends = ends.into_iter().filter(|(_, here, _)| *here);
+    let numbered = |kind: &'static str, offset: u32, count: u32, costs: &[f64]| {
+        let one = |at: u32| (format!("{kind} {}", at + 1), costs[at as usize]);
+        (offset..offset + count).map(one).collect::<Vec<_>>()
+    };
+    let (mtp, num_mtp) = (content.mtp_offset, content.num_mtp_layers);
+    let layers = numbered("layer", content.offset, content.num_layers, &weights.layers);
+    ends.map(|(name, _, cost)| (name.to_owned(), cost))
+        .chain(layers)
+        .chain(numbered("MTP layer", mtp, num_mtp, &weights.mtp))
+        .collect()
 }
 
 /// What a stage holds, and what each part costs.

@@ -8,7 +8,7 @@ use crate::ids::{Chunk, Rank, Stage};
 use crate::layout::LayerCount;
 use crate::shape::Shape;
 
-/// Blocks (layers glued by `no_cut_after`, MTP layers) in order, to be cut into stages.
+/// Blocks (layers glued together, MTP layers) in order, to be cut into stages.
 pub(super) struct Problem {
     /// Layers of each block.
     blocks: Vec<LayerCount>,
@@ -159,20 +159,12 @@ fn require_sizes(weights: &Weights, shape: &Shape, num_stages: usize) -> Result<
 /// Blocks that are not cut, and where each ends.
 fn glue(weights: &Weights) -> Result<(Vec<LayerCount>, Vec<usize>)> {
     let num_layers = size(weights.layers.len());
-    for &layer in &weights.no_cut_after {
-        if layer == 0 || layer >= num_layers {
-            return Err(Error::layout(
-                format!("no_cut_after has layer {layer}, but there are layers 1 to {num_layers}"),
-                "give the 1-based numbers of layers that have a next one",
-            ));
-        }
-    }
     let (mut blocks, mut ends, mut decoder) = (Vec::new(), vec![0], 0);
-    for layer in 1..=num_layers {
+    for (layer, glued) in (1..).zip(weights.together.glued(num_layers)?) {
         decoder += 1;
-        if !weights.no_cut_after.contains(&layer) {
+        if !glued {
             blocks.push(LayerCount { decoder, mtp: 0 });
-            ends.push(layer as usize);
+            ends.push(layer);
             decoder = 0;
         }
     }

@@ -21,13 +21,19 @@ fn fault(weights: &Weights, stages: u32) -> String {
 fn layers_that_must_not_be_parted_are_not() -> Result<()> {
     let weights = Weights {
         layers: vec![1.0; 6],
-        no_cut_after: vec![3, 4],
+        together: Together {
+            no_cut_after: vec![3],
+            shared: vec![(5, 4)],
+        },
         ..Weights::default()
     };
     assert_eq!(counts(&balanced(&weights, 2)?), [2, 4]);
     assert_eq!(counts(&balanced(&weights, 4)?), [1, 1, 3, 1]);
     let beyond = Weights {
-        no_cut_after: vec![6],
+        together: Together {
+            no_cut_after: vec![6],
+            shared: Vec::new(),
+        },
         ..weights
     };
     assert!(fault(&beyond, 2).contains("no_cut_after has layer 6"));

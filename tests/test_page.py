@@ -46,7 +46,10 @@ function place(name, of = panel) {
     const lane = of.plan.ranks[rank];
     for (let at = 0; at < lane.kind.length; at++)
       if (of.plan.opName(rank, at) === name)
-        return [of.x((lane.start[at] + lane.end[at]) / 2), rank * of.pitch + of.row / 4];
+        return [
+          of.x((lane.start[at] + lane.end[at]) / 2),
+          (rank - of.first) * of.pitch + of.row / 4,
+        ];
   }
 }
 function send(type, [x, y], more = {}, of = panel) {
@@ -85,6 +88,33 @@ found.hidden = document.getElementById("tip").style.display;
     assert "no wait: last needed 0F0 before it on this rank" in found["0F1"]
     assert "on the critical path" in found["1F0"]
     assert found["hidden"] == "none"
+
+
+@needs_chromium
+def test_idle_places_tell_what_they_wait_for(tmp_path):
+    found = browse(
+        tmp_path,
+        plot.html(timeline(m=8), ranks=(1, 3)),
+        HELPERS
+        + """
+const at = (time, rank) => [panel.x(time), (rank - panel.first) * panel.pitch + panel.row / 2];
+for (const [name, time, rank] of [["first", 0.5, 1], ["long", 5, 1], ["done", 32, 2]]) {
+  send("pointermove", at(time, rank));
+  found[name] = document.getElementById("tip").textContent;
+}
+found.rows = [panel.first, panel.count, panel.canvas.clientHeight];
+send("pointermove", at(0.5, 3));
+found.outside = document.getElementById("tip").style.display;
+found.idle = panel.plan.facts.idle;
+""",
+    )
+    assert found["first"] == "rank 1 idle from 0 to 1: waits for 0F0 from rank 0 before 1F0"
+    assert found["long"] == "rank 1 idle from 4 to 8: waits for 2B0 from rank 2 before 1B0"
+    assert found["done"] == "rank 2 idle from 29 to 33: done"
+    assert found["rows"][:2] == [1, 2]
+    assert found["rows"][2] < 100
+    assert found["outside"] == "none"
+    assert found["idle"] == "27.3% 27.3% 27.3% 27.3%"
 
 
 @needs_chromium

@@ -25,12 +25,20 @@ class Plan {
       }
       this.mostMemory = Math.max(this.mostMemory, lane.peakMemory ?? 0);
     });
+    // Position of each op that computes, by rank, in the order of time.
+    this.compute = this.ranks.map((lane) => {
+      const places = [];
+      for (let at = 0; at < lane.kind.length; at++) if (this.kinds[lane.kind[at]].computes) places.push(at);
+      return places;
+    });
     this.criticalOf = new Set(this.critical.map(([rank, at]) => rank * 1e9 + at));
     const makespan = this.end - this.begin;
     const busiest = Math.max(...this.ranks.map((lane) => lane.work));
     this.facts = { makespan: text(makespan / this.unit), bubble: percent(1 - busiest / makespan) };
     if (this.ranks.every((lane) => lane.peakMemory !== undefined))
       this.facts["peak memory"] = peaks(this.ranks.map((lane) => lane.peakMemory / this.memoryUnit));
+    const idle = this.ranks.map((lane) => percent(1 - lane.work / makespan));
+    if (idle.length <= 16) this.facts.idle = idle.join(" ");
     Object.assign(this.facts, entry.facts);
   }
 
@@ -66,6 +74,23 @@ class Plan {
     return found;
   }
 
+  /** The need that ends last. */
+  lastOf(needed) {
+    return needed.reduce((a, b) => (!a || this.ranks[b[0]].end[b[1]] > this.ranks[a[0]].end[a[1]] ? b : a), null);
+  }
+
+  /** What an idle moment of a rank tells: until when, and for what it waits. */
+  describeIdle(rank, ticks) {
+    const lane = this.ranks[rank], places = this.compute[rank], time = (value) => text(value / this.unit);
+    if (!(ticks >= this.begin && ticks < this.end)) return null;
+    const next = firstAfter(places.length, (i) => lane.start[places[i]] > ticks);
+    const free = next > 0 ? Math.max(lane.end[places[next - 1]], next > 1 ? lane.end[places[next - 2]] : 0) : this.begin;
+    if (next === places.length) return `rank ${rank} idle from ${time(free)} to ${time(this.end)}: done`;
+    const at = places[next], last = this.lastOf(this.needs(rank, at));
+    const why = last && last[0] !== rank ? ` waits for ${this.opName(last[0], last[1])} ${last[2]}` : "";
+    return `rank ${rank} idle from ${time(free)} to ${time(lane.start[at])}:${why} before ${this.opName(rank, at)}`;
+  }
+
   /** What an op tells about itself, a line each. */
   describe(rank, at) {
     const lane = this.ranks[rank], kind = this.kinds[lane.kind[at]];
@@ -76,7 +101,7 @@ class Plan {
     ];
     if (!kind.computes) return lines;
     const needed = this.needs(rank, at);
-    const last = needed.reduce((a, b) => (!a || this.ranks[b[0]].end[b[1]] > this.ranks[a[0]].end[a[1]] ? b : a), null);
+    const last = this.lastOf(needed);
     const own = needed.find((need) => need[2].startsWith("before"));
     const idle = start - (own ? lane.end[own[1]] : this.begin);
     if (idle > 0 && last) {
@@ -87,6 +112,17 @@ class Plan {
     if (this.criticalOf.has(rank * 1e9 + at)) lines.push("on the critical path");
     return lines;
   }
+}
+
+/** The first of `count` places that holds, where all after it hold too. */
+function firstAfter(count, holds) {
+  let [low, high] = [0, count];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (holds(middle)) high = middle;
+    else low = middle + 1;
+  }
+  return low;
 }
 
 const percent = (ratio) => `${(100 * ratio).toFixed(1)}%`;
@@ -101,6 +137,7 @@ const whole = {
   to: Math.max(...plans.map((plan) => plan.end / plan.unit)),
 };
 if (!(whole.to > whole.from)) whole.to = whole.from + 1;
+const rows = page.ranks ?? [0, Infinity];
 const view = { from: page.view[0] ?? whole.from, to: page.view[1] ?? whole.to };
 const options = { microbatch: null, critical: page.critical, memory: page.memory };
 
@@ -126,7 +163,9 @@ class Panel {
     this.listen();
   }
 
-  get row() { return this.plan.ranks.length > 32 ? 12 : 22; }
+  get first() { return Math.min(rows[0], this.plan.ranks.length - 1); }
+  get count() { return Math.min(rows[1], this.plan.ranks.length) - this.first; }
+  get row() { return this.count > 32 ? 12 : 22; }
   get hasMemory() { return options.memory && this.plan.mostMemory > 0; }
   get pitch() { return this.row + GAP + (this.plan.wires ? WIRE : 0) + (this.hasMemory ? STRIP : 0); }
   get width() { return this.canvas.clientWidth - LEFT - 4; }
@@ -134,7 +173,7 @@ class Panel {
   time(x) { return view.from + ((x - LEFT) / this.width) * (view.to - view.from); }
 
   draw() {
-    const height = this.plan.ranks.length * this.pitch + AXIS, scale = devicePixelRatio || 1;
+    const height = this.count * this.pitch + AXIS, scale = devicePixelRatio || 1;
     this.canvas.style.height = `${height}px`;
     this.canvas.width = this.canvas.clientWidth * scale;
     this.canvas.height = height * scale;
@@ -144,13 +183,13 @@ class Panel {
     pen.textBaseline = "middle";
     this.way = [];
     this.boxes = 0;
-    this.plan.ranks.forEach((lane, rank) => this.lane(lane, rank));
+    for (let row = 0; row < this.count; row++) this.lane(this.plan.ranks[this.first + row], this.first + row);
     if (this.way.length > 1) this.follow();
     this.axis(height - AXIS);
   }
 
   lane(lane, rank) {
-    const { pen, plan, row } = this, y = rank * this.pitch, right = LEFT + this.width;
+    const { pen, plan, row } = this, y = (rank - this.first) * this.pitch, right = LEFT + this.width;
     pen.globalAlpha = 1;
     pen.fillStyle = css("--text");
     pen.textAlign = "right";
@@ -234,7 +273,7 @@ class Panel {
     const { pen } = this;
     pen.save();
     pen.beginPath();
-    pen.rect(LEFT, 0, this.width, this.plan.ranks.length * this.pitch);
+    pen.rect(LEFT, 0, this.width, this.count * this.pitch);
     pen.clip();
     pen.beginPath();
     this.way.sort((a, b) => a[0] - b[0]).forEach(([, x, y]) => pen.lineTo(x, y));
@@ -265,7 +304,8 @@ class Panel {
 
   /** The op at a place of the canvas: [rank, position], or null. */
   opAt(x, y) {
-    const rank = Math.floor(y / this.pitch), inRow = y - rank * this.pitch, lane = this.plan.ranks[rank];
+    const row = Math.floor(y / this.pitch), inRow = y - row * this.pitch, rank = this.first + row;
+    const lane = row < this.count ? this.plan.ranks[rank] : null;
     if (!lane || x < LEFT) return null;
     const ticks = this.time(x) * this.plan.unit, wire = inRow > this.row;
     for (let at = 0; at < lane.kind.length; at++) {
@@ -275,6 +315,13 @@ class Panel {
       if (!half || (half === 1) === inRow < this.row / 2) return [rank, at];
     }
     return null;
+  }
+
+  /** What an idle place of a row tells, or null. */
+  idleAt(x, y) {
+    const row = Math.floor(y / this.pitch), inRow = y - row * this.pitch;
+    if (row < 0 || row >= this.count || x < LEFT || inRow > this.row) return null;
+    return this.plan.describeIdle(this.first + row, this.time(x) * this.plan.unit);
   }
 
   describe(op) {
@@ -326,10 +373,11 @@ class Panel {
   }
 
   hover(event) {
-    const op = this.opAt(event.offsetX, event.offsetY), tip = byId("tip");
-    tip.style.display = op ? "block" : "none";
-    if (!op) return;
-    tip.textContent = this.describe(op);
+    const tip = byId("tip"), op = this.opAt(event.offsetX, event.offsetY);
+    const told = op ? this.describe(op) : this.idleAt(event.offsetX, event.offsetY);
+    tip.style.display = told ? "block" : "none";
+    if (!told) return;
+    tip.textContent = told;
     tip.style.left = `${Math.max(0, Math.min(event.clientX + 14, innerWidth - tip.offsetWidth - 8))}px`;
     tip.style.top = `${Math.max(0, Math.min(event.clientY + 16, innerHeight - tip.offsetHeight - 8))}px`;
   }

@@ -25,6 +25,14 @@ def _wants_color(choice: str, output: TextIO) -> bool:
     return output.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
+def _encodes(text: str, output: TextIO) -> bool:
+    try:
+        text.encode(output.encoding or "ascii")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def print_grids(
     drawn: Iterable[Timeline | Drawing], arguments: argparse.Namespace, **settings: Any
 ) -> None:
@@ -43,6 +51,8 @@ def print_grids(
     if width is None and terminal:
         width = shutil.get_terminal_size().columns
     color = _wants_color(arguments.color, sys.stdout)
+    # Colour brings bars, which not every encoding has.
+    color = color and _encodes("█", sys.stdout)
     translate = color and terminal and arguments.color == "auto"
     for what in drawn:
         if translate and _print_translated(plot.grid(what, width=width, color=True, **settings)):

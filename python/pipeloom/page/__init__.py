@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["assemble"]
 
 HERE = Path(__file__).parent
+_SCRIPTS = ("plan.js", "page.js")
 
 
 def assemble(
@@ -50,7 +51,7 @@ def assemble(
     )
     parts = {
         "TITLE": escape(", ".join(name for name, _, _ in plans)),
-        "SCRIPT": (HERE / "page.js").read_text(encoding="utf-8"),
+        "SCRIPT": "".join((HERE / name).read_text(encoding="utf-8") for name in _SCRIPTS),
         "DATA": f'{{{settings},"paired":{_json(paired)},"plans":[{entries}]}}',
     }
     text = (HERE / "page.html").read_text(encoding="utf-8")

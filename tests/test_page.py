@@ -5,11 +5,12 @@ import re
 import shutil
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
 import pipeloom as pl
-from pipeloom import plot
+from pipeloom import page, plot
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
@@ -211,6 +212,49 @@ found.boxes = panels[0].boxes;
     )
     assert 1000 < found["boxes"] < 60_000  # no more than pixels can show
     assert found["ms"] < 5000
+
+
+@needs_chromium
+def test_keys_zoom_and_pan(tmp_path):
+    found = browse(
+        tmp_path,
+        plot.html(timeline(m=8)),
+        """
+const press = (key) => { dispatchEvent(new KeyboardEvent("keydown", { key })); drawNow(); };
+press("+"); press("+");
+found.zoomed = (view.to - view.from) / (whole.to - whole.from);
+const before = view.from;
+press("ArrowRight");
+found.right = view.from - before;
+press("ArrowLeft"); press("ArrowLeft");
+found.left = view.from - before;
+press("-"); press("0");
+found.whole = [view.from, view.to];
+""",
+    )
+    assert found["zoomed"] == pytest.approx(0.49)
+    assert found["right"] > 0 > found["left"]
+    assert found["whole"] == [0, 33]
+
+
+def test_words_of_the_page_have_contrast():
+    template = (Path(page.__file__).parent / "page.html").read_text()
+    schemes = [
+        dict(re.findall(r"--(\w+): (#\w+)", s)) for s in re.findall(r":root \{.*?\}", template)
+    ]
+    assert len(schemes) == 2
+
+    def luminance(color):
+        digits = color.removeprefix("#")
+        digits = "".join(2 * d for d in digits) if len(digits) == 3 else digits
+        channels = [int(digits[at : at + 2], 16) / 255 for at in (0, 2, 4)]
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    for scheme in schemes:
+        for ink in ("text", "edge"):
+            dark, light = sorted((luminance(scheme[ink]), luminance(scheme["paper"])))
+            assert (light + 0.05) / (dark + 0.05) >= 4.5, (scheme, ink)
 
 
 def test_the_page_loads_nothing_and_holds_any_name():

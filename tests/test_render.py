@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -104,6 +105,26 @@ def test_trace_slices_nest_and_each_arrow_has_two_ends(case):
             for start, end in threads[received["pid"], received["tid"]]
         )
     assert len(arrows) == num_messages(plan)
+
+
+@pytest.mark.skipif(
+    shutil.which("trace_processor_shell") is None, reason="trace_processor_shell is not installed"
+)
+def test_perfettos_trace_processor_reads_the_trace(tmp_path):
+    plan = pl.plan("interleaved_1f1b", pp=4, vp=2, num_microbatches=8).lower("streams")
+    timeline = plan.simulate(pl.Costs(latency=0.25), semantics="streams")
+    (tmp_path / "trace.json").write_text(plot.trace(timeline))
+    query = (
+        "select (select count(*) from slice) || ' ' || (select count(*) from flow) || ' ' || "
+        "(select ifnull(sum(value), 0) from stats where severity = 'error') as found"
+    )
+    (tmp_path / "query.sql").write_text(query)
+    command = ["trace_processor_shell", "-q", tmp_path / "query.sql", tmp_path / "trace.json"]
+    found = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    numbers = re.search(r"(\d+) (\d+) (\d+)", found)
+    assert numbers, found
+    # Slices that don't nest and flows without two ends are errors there.
+    assert [int(number) for number in numbers.groups()] == [plan.num_ops, num_messages(plan), 0]
 
 
 def num_messages(plan: pl.Plan) -> int:

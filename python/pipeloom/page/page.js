@@ -330,6 +330,9 @@ function legend() {
     item.append(` ${kind.letter} ${kind.name}${chunks}`);
     byId("legend").append(item);
   });
+  const idle = document.createElement("span");
+  idle.append(Object.assign(document.createElement("i"), { style: "background:var(--idle)" }), " idle");
+  byId("legend").append(idle);
 }
 
 const panels = plans.map((plan) => new Panel(plan));

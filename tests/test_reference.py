@@ -29,6 +29,26 @@ def arguments_of(row, pp, m):
         yield {"schedule": row.name, "pp": pp, "num_microbatches": m, **chosen}
 
 
+def test_every_family_has_a_twin():
+    assert sorted(reference.FAMILIES) == sorted(NAMES)
+
+
+@pytest.mark.parametrize("style", ["fifo", "batched", "even_odd", "streams"])
+@pytest.mark.parametrize("name", NAMES)
+def test_transfers_of_small_plans(name, style):
+    row = next(row for row in pl.schedules() if row.name == name)
+    lowered = 0
+    for pp, m in itertools.product(range(1, 5), range(1, 5)):
+        for arguments in arguments_of(row, pp, m):
+            try:
+                plan = pl.plan(**arguments)
+            except pl.ConfigError:
+                continue
+            lowered += 1
+            invariants.lowers(plan, style)
+    assert lowered > 0
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_exhaustive_small(name):
     row = next(row for row in pl.schedules() if row.name == name)

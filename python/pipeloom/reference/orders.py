@@ -5,23 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pipeloom.reference.types import Op, Schedule, Step
+from pipeloom.reference import blocks, waves
+from pipeloom.reference.checking import stuck
+from pipeloom.reference.types import Op, Schedule, Step, loop, zigzag
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-# Placements: the rank of each stage.
-
-
-def loop(pp: int, vp: int = 1) -> list[int]:
-    """Stage s on rank s mod pp."""
-    return [s % pp for s in range(pp * vp)]
-
-
-def zigzag(pp: int, vp: int = 2) -> list[int]:
-    """Every other chunk runs backwards over the ranks."""
-    return [s % pp if (s // pp) % 2 == 0 else pp - 1 - s % pp for s in range(pp * vp)]
-
 
 # Orders with a warm-up, a steady phase and a cool-down.
 
@@ -158,16 +147,32 @@ def interleaved_zb_group(pp: int, num_microbatches: int) -> int:
 
 def _interleaved_zb(pp: int, m: int, vp: int, group: int | None = None) -> Schedule:
     """Interleaved with half of its warm-up; rank r starts its weight gradients r steps late."""
-    size = group or interleaved_zb_group(pp, m)
-    rows = table(m, vp, size)
+    return _split_table(pp, m, vp, group or interleaved_zb_group(pp, m), lambda rank: rank)
+
+
+def group_interleaved_group(pp: int, num_microbatches: int, vp: int) -> int:
+    """The group size if none is given: the smallest from half of the ranks on that progresses."""
+    least = min(-(-pp // 2), num_microbatches)
+    sizes = range(least, num_microbatches + 1)
+    return next(n for n in sizes if not stuck(_group_interleaved(pp, num_microbatches, vp, n)))
+
+
+def _group_interleaved(pp: int, m: int, vp: int, group: int | None = None) -> Schedule:
+    """Small groups, and no weight gradient is put off."""
+    return _split_table(pp, m, vp, group or group_interleaved_group(pp, m, vp), lambda _: 0)
+
+
+def _split_table(pp: int, m: int, vp: int, group: int, late: Callable[[int], int]) -> Schedule:
+    """Half of interleaved 1F1B's warm-up; weight gradients begin `late` steps after the others."""
+    rows = table(m, vp, group)
 
     def order(rank: int) -> list[Op]:
-        warmup = min(pp - 1 - rank + (vp - 1) * size, len(rows))
+        warmup = min(pp - 1 - rank + (vp - 1) * group, len(rows))
         f, i, w = (_table_ops(pp, vp, rank, rows, kind) for kind in "FIW")
         ops, f = f[:warmup], f[warmup:]
         for k in range(len(rows)):
             ops += f[k : k + 1] + i[k : k + 1]
-            if k >= rank:
+            if k >= late(rank):
                 ops.append(w.pop(0))
         return ops + w
 
@@ -302,11 +307,24 @@ FAMILIES: dict[str, Callable[..., Schedule]] = {
     "dualpipe_v": _dualpipe_v,
     "dualpipe": _dualpipe,
     "seq1f1b": _seq_1f1b,
+    "group_interleaved": _group_interleaved,
+    "v_half": blocks.v_half,
+    "v_min": blocks.v_min,
+    "v_1f1b": blocks.v_1f1b,
+    "hanayo": waves.hanayo,
+    "chimera": waves.chimera,
 }
-"""The families that have a twin, by name."""
+"""The families by name."""
 
-MANY_CHUNKS = ("interleaved_1f1b", "looped_bfs", "forward_only", "interleaved_zb")
-"""Those of them that take any number of chunks a rank."""
+MANY_CHUNKS = (
+    "interleaved_1f1b",
+    "looped_bfs",
+    "forward_only",
+    "interleaved_zb",
+    "group_interleaved",
+    "hanayo",
+)
+"""Those of them that take several numbers of chunks a rank; if none is given, their least."""
 
 
 def schedule(
@@ -334,7 +352,7 @@ def schedule(
     }
     family = FAMILIES[name]
     if name in MANY_CHUNKS:
-        options["vp"] = vp or 1
+        options["vp"] = vp or (2 if name == "hanayo" else 1)
     else:
         options["vp"] = None
     given = {key: value for key, value in options.items() if value is not None}
@@ -374,6 +392,9 @@ def warmup(
         "zb_h2": 2 * (pp - 1 - rank),
         "interleaved_zb": pp - 1 - rank + (chunks - 1) * zb_group,
     }
+    if name == "group_interleaved":
+        size = microbatch_group_size or group_interleaved_group(pp, num_microbatches, chunks)
+        return min(pp - 1 - rank + (chunks - 1) * size, total)
     return min(formulas[name], total)
 
 

@@ -2,18 +2,82 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
+from itertools import accumulate, groupby
+from typing import TYPE_CHECKING
 
 from pipeloom.reference.flow import channel, makes, match_of
+from pipeloom.reference.timing import simulate
 from pipeloom.reference.types import Op, Schedule, Step
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
-def lower(schedule: Schedule, *, prefetch: int = 1) -> Schedule:
-    """Adds transfers: each send right behind its producer, each receive ahead of its consumer.
+
+def lower(schedule: Schedule, style: str = "streams", *, prefetch: int = 1) -> Schedule:
+    """Adds transfers in one of the planner's styles; `prefetch` is that of ``streams``.
+
+    ``even_odd`` is what a plan gets that Megatron-core does not have: ``1f1b`` and
+    ``interleaved_1f1b`` get the calls that it makes.
+    """
+    if style == "streams":
+        return _streams(schedule, prefetch)
+    one_by_one = _fifo(schedule)
+    if style == "fifo":
+        return one_by_one
+    groups = [
+        [
+            step
+            for is_compute, run in _runs(steps)
+            for step in (run if is_compute else [sum(run, ())])
+        ]
+        for steps in one_by_one.steps
+    ]
+    if style == "even_odd":
+        groups = [
+            [step if step[0].computes else tuple(sorted(step, key=_turn(rank))) for step in steps]
+            for rank, steps in enumerate(groups)
+        ]
+    return schedule.with_steps(groups)
+
+
+def _fifo(schedule: Schedule) -> Schedule:
+    """All steps in one global order, by end and rank; behind each its transfers, on both ranks.
+
+    Ends are those of a run in which F, I and W take one tick, B two, transfers and recomputation
+    nothing.
+    """
+    ends = simulate(schedule, recompute=0).end
+    order = sorted((end, rank, at) for rank, own in enumerate(ends) for at, end in enumerate(own))
+    lowered: list[list[Step]] = [[] for _ in schedule.steps]
+    for _, rank, at in order:
+        step = schedule.steps[rank][at]
+        lowered[rank].append(step)
+        # Of a pair, the activation goes first.
+        for send in sorted(_sends(schedule, step), key=lambda op: op.kind != "SEND_F"):
+            lowered[rank].append((send,))
+            _, target, _ = channel(schedule, send)
+            lowered[target].append((match_of(send),))
+    return schedule.with_steps(lowered)
+
+
+def _runs(steps: list[Step]) -> list[tuple[bool, list[Step]]]:
+    """Neighbouring steps that all compute, or are all transfers."""
+    return [(kind, list(run)) for kind, run in groupby(steps, key=lambda step: step[0].computes)]
+
+
+def _turn(rank: int) -> Callable[[Op], int]:
+    """Even ranks send where odd ranks receive: to the next rank, then to the previous."""
+    even = ["SEND_F", "RECV_F", "SEND_B", "RECV_B"]
+    odd = ["RECV_F", "SEND_F", "RECV_B", "SEND_B"]
+    turns = odd if rank % 2 else even
+    return lambda op: turns.index(op.kind)
+
+
+def _streams(schedule: Schedule, prefetch: int) -> Schedule:
+    """Each send right behind its producer, each receive ahead of its consumer.
 
     A receive stands before the ``prefetch``-th step counted back from its consumer, or earlier,
-    so that a channel receives in the order in which it sends. This is the planner's style
-    ``streams``.
+    so that a channel receives in the order in which it sends.
     """
     sends = [[_sends(schedule, step) for step in steps] for steps in schedule.steps]
     receives: list[list[list[Op]]] = [[[] for _ in steps] for steps in schedule.steps]

@@ -39,6 +39,16 @@ Step = tuple[Op, ...]
 """Ops that run as one block: an overlapped pair, or a group of transfers. Most have one op."""
 
 
+def loop(pp: int, vp: int = 1) -> list[int]:
+    """The rank of each stage: stage s on rank s mod pp."""
+    return [s % pp for s in range(pp * vp)]
+
+
+def zigzag(pp: int, vp: int = 2) -> list[int]:
+    """The rank of each stage: every other chunk runs backwards over the ranks."""
+    return [s % pp if (s // pp) % 2 == 0 else pp - 1 - s % pp for s in range(pp * vp)]
+
+
 @dataclass(frozen=True)
 class Schedule:
     """All ranks' orders.

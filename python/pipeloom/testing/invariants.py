@@ -21,12 +21,9 @@ def _twin_arguments(arguments: Arguments) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if name not in marks}
 
 
-def twin_of(arguments: Arguments) -> reference.Schedule | None:
-    """The reference's schedule for the arguments; None if the family has no twin."""
-    name = arguments["schedule"]
-    if name not in reference.FAMILIES:
-        return None
-    twin = reference.schedule(name, **_twin_arguments(arguments))
+def twin_of(arguments: Arguments) -> reference.Schedule:
+    """The reference's schedule for the arguments."""
+    twin = reference.schedule(arguments["schedule"], **_twin_arguments(arguments))
     if arguments.get("forward_only"):
         forwards = [[step for step in order if step[0].kind == "F"] for order in twin.steps]
         twin = twin.with_steps(forwards)
@@ -43,9 +40,8 @@ def equals_twin(arguments: Arguments) -> None:
     plan, twin = pl.plan(**arguments), twin_of(arguments)
     kept = arguments.get("num_microbatches_with_partial_activation_checkpoints")
     for rank in range(plan.pp):
-        if twin is not None:
-            expected = twin.ops(rank)
-            assert plan.ops(rank) == expected, f"rank {rank}: {plan.ops(rank)} is not {expected}"
+        expected = twin.ops(rank)
+        assert plan.ops(rank) == expected, f"rank {rank}: {plan.ops(rank)} is not {expected}"
         total = plan.columns(rank)["kind"].tolist().count(pl.OpKind.F)
         warmup = plan.num_warmup(rank)
         if is_forward_only(arguments):
@@ -71,8 +67,6 @@ def equals_twin(arguments: Arguments) -> None:
 def refuses_what_deadlocks(arguments: Arguments) -> None:
     """A group size is refused by name exactly when its order deadlocks."""
     twin = twin_of(arguments)
-    if twin is None:
-        return
     deadlocks = bool(reference.stuck(twin))
     refusal = _refusal(lambda: pl.plan(**arguments))
     if refusal is None:
@@ -164,10 +158,11 @@ def lowers(plan: pl.Plan, style: str, prefetch: int = 1) -> None:
     for rank in range(plan.pp):
         computed = [step for step in after.steps[rank] if step[0].computes]
         assert computed == before.steps[rank], f"rank {rank}: {style} changed the compute order"
-    if style == "streams":
-        twin = reference.lower(before, prefetch=prefetch)
+    if not (style == "even_odd" and plan.schedule in ("1f1b", "interleaved_1f1b")):
+        twin = reference.lower(before, style, prefetch=prefetch)
+        same = _by_slot if style == "streams" else list
         for rank in range(plan.pp):
-            ops, expected = _by_slot(lowered.ops(rank)), _by_slot(twin.ops(rank))
+            ops, expected = same(after.steps[rank]), same(twin.steps[rank])
             assert ops == expected, f"rank {rank}: {ops} is not the reference's {expected}"
     has_backward = any(op.kind in "BI" for _, _, op in before.walk())
     found = reference.faults(after, forward_only=not has_backward)
@@ -178,10 +173,10 @@ def lowers(plan: pl.Plan, style: str, prefetch: int = 1) -> None:
     lowered.check()
 
 
-def _by_slot(ops: list[str]) -> list[list[str]]:
-    """Neighbouring receives as one sorted list: between channels their order means nothing."""
-    runs = groupby(ops, key=lambda op: "RECV" in op)
-    return [sorted(run) if received else list(run) for received, run in runs]
+def _by_slot(steps: list[reference.Step]) -> list[reference.Step]:
+    """The steps with neighbouring receives sorted: between channels their order means nothing."""
+    runs = groupby(steps, key=lambda step: step[0].kind.startswith("RECV"))
+    return [step for received, run in runs for step in (sorted(run) if received else run)]
 
 
 def verdict_agrees(mutation: Mutation) -> None:

@@ -312,6 +312,9 @@ def test_pictures_say_who_waits_for_what_and_what_could_be_gained():
     assert {"24", "33"} <= set(words)
     assert "work of the busiest rank: no schedule is faster" in words
     assert "lower bound: no order of these ops is faster" in words
+    # A window before both has neither line, nor their meanings.
+    part = ET.fromstring(plot.svg(timeline, window=(0, 20)))
+    assert not any("is faster" in (text.text or "") for text in part.iter(f"{SVG}text"))
     titles = [title.text for title in root.iter(f"{SVG}title")]
     assert "rank 0 idle, 4 to 10: waits for B0 of rank 1" in titles
 

@@ -75,6 +75,8 @@ def png(
     figure = _figure(width, height, None)
     extents = [panel.extent for panel in panels]
     extent = (min(begin for begin, _ in extents), max(end for _, end in extents))
+    if extent[0] == extent[1]:  # ops that take no time
+        extent = (extent[0], extent[0] + 1)
     # Room by the pixel: layout engines don't know what belongs to which plan.
     left, plot_width = _LEFT_PX / width, (width - _LEFT_PX - _RIGHT_PX) / width
     top = height
@@ -135,13 +137,19 @@ class _Panel(NamedTuple):
         return _clipped(self.part[:2], self.drawing.extent)
 
     @property
+    def limits(self) -> list[tuple[float, str, str, bool]]:
+        """Of the drawing's limits those that are seen."""
+        begin, end = self.extent
+        return [limit for limit in self.drawing.limits if begin < limit[0] <= end]
+
+    @property
     def rows_px(self) -> int:
         return (_ROW_PX + _MEMORY_PX * self.memory) * len(self.rows)
 
     @property
     def height_px(self) -> int:
         entries = len(self.drawing.legend) + 1 + self.memory + self.critical_path
-        lines = -(-(entries + len(self.drawing.limits)) // self.columns)
+        lines = -(-(entries + len(self.limits)) // self.columns)
         return _TITLE_PX + self.rows_px + _AXIS_PX + _LEGEND_PX * lines + 12
 
     def draw(self, axes: Axes, extent: tuple[float, float], *, pixel: float) -> None:
@@ -163,7 +171,7 @@ class _Panel(NamedTuple):
         for rank in rows:
             place = (end + 6 * pixel, -rank + (low + high) / 2)
             axes.text(*place, f"{drawing.idle_percent[rank]}% idle", va="center", fontsize=7)
-        _draw_limits(axes, drawing, self.extent)
+        _draw_limits(axes, self.limits)
         axes.set(xlim=extent, ylim=(-rows[-1] - 0.6, -rows[0] + 0.6), xlabel="time")
         axes.xaxis.set_label_coords(0.5, -24 / self.rows_px)
         axes.xaxis.label.set_fontsize(9)
@@ -194,7 +202,7 @@ class _Panel(NamedTuple):
         ]
         if self.critical_path:
             marks.append(Patch(facecolor="none", edgecolor="black", label="critical path"))
-        for _, _, meaning, of_work in drawing.limits:
+        for _, _, meaning, of_work in self.limits:
             style = "--" if of_work else "-"
             marks.append(Line2D([], [], color="#222222", lw=1, ls=style, label=meaning))
         axes.legend(
@@ -231,20 +239,19 @@ def _draw_waits(axes: Axes, waits: Sequence[_Wait], middle: float, pixel: float)
             axes.text(*place, text, ha="center", va="center", fontsize=6.5, linespacing=0.9)
 
 
-def _draw_limits(axes: Axes, drawing: Drawing, extent: tuple[float, float]) -> None:
-    for time, text, _, of_work in drawing.limits:
-        if extent[0] < time <= extent[1]:
-            style = "--" if of_work else "-"
-            axes.axvline(time, color="#222222", linewidth=1, linestyle=style, clip_on=False)
-            axes.annotate(
-                text,
-                (time, 1),
-                xycoords=("data", "axes fraction"),
-                xytext=(-2 if of_work else 2, 3),
-                textcoords="offset points",
-                ha="right" if of_work else "left",
-                fontsize=7,
-            )
+def _draw_limits(axes: Axes, limits: Sequence[tuple[float, str, str, bool]]) -> None:
+    for time, text, _, of_work in limits:
+        style = "--" if of_work else "-"
+        axes.axvline(time, color="#222222", linewidth=1, linestyle=style, clip_on=False)
+        axes.annotate(
+            text,
+            (time, 1),
+            xycoords=("data", "axes fraction"),
+            xytext=(-2 if of_work else 2, 3),
+            textcoords="offset points",
+            ha="right" if of_work else "left",
+            fontsize=7,
+        )
 
 
 def _draw_boxes(
@@ -256,7 +263,8 @@ def _draw_boxes(
     drawn: dict[tuple[int, int], list[Any]] = {}
     for box in boxes:
         drawn.setdefault((box[0], box[6]), []).append(box)
-    for (rank, half), some in drawn.items():
+    for (rank, half), all_of_row in drawn.items():
+        some = _seen(all_of_row, pixel)
         bottom, top = halves[half]
         spans = [(left, right - left) for _, _, _, _, left, right, _, _ in some]
         axes.broken_barh(
@@ -279,6 +287,17 @@ def _draw_boxes(
             if right - left > 8 * len(label) * pixel:
                 place = ((left + right) / 2, (bottom + top) / 2 - rank)
                 axes.text(*place, label, color=ink, ha="center", va="center", fontsize=8)
+
+
+def _seen(boxes: list[Any], pixel: float) -> list[Any]:
+    """The boxes of a row but those inside a pixel that others have taken already."""
+    seen, taken_to = [], float("-inf")
+    for box in boxes:
+        left, right = box[4], box[5]
+        if right > taken_to:
+            seen.append(box)
+            taken_to = max(right, left + pixel)
+    return seen
 
 
 def _draw_memory(axes: Axes, drawing: Drawing, rows: Sequence[int], top: float) -> None:

@@ -1,6 +1,6 @@
 //! A drawing through a window: the part that is drawn.
 
-use super::{Block, Drawing, Lane, Window, decimal};
+use super::{Block, Drawing, Lane, Limit, Window, decimal};
 use crate::error::{Error, Result};
 use crate::ids::Rank;
 
@@ -29,6 +29,13 @@ impl<'a> View<'a> {
         let overlaps = block.start < self.to && block.end > self.from;
         let instant = block.start == block.end;
         overlaps || (instant && self.from <= block.start && block.start <= self.to)
+    }
+
+    /// The limits that are seen.
+    pub(crate) fn limits(self) -> Vec<Limit> {
+        let mut limits = self.drawing.limits();
+        limits.retain(|limit| self.from < limit.ticks && limit.ticks <= self.to);
+        limits
     }
 
     /// The blocks of a rank that are seen, each with its position.

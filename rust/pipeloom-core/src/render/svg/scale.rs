@@ -36,7 +36,7 @@ impl Picture<'_> {
         let _ = writeln!(
             self.text,
             "<text class=\"r s\" x=\"{}\" y=\"{}\">time</text>",
-            Px(self.frame.left - GAP),
+            Px(self.frame.left - 2 * GAP),
             Px(y + 15 * PX)
         );
     }
@@ -170,7 +170,7 @@ fn entries(view: View<'_>, comm: bool, options: &SvgOptions) -> Vec<Entry> {
     if options.critical_path {
         entries.push(Entry::new(Mark::Outline, "critical path"));
     }
-    for limit in view.drawing.limits() {
+    for limit in view.limits() {
         let dashed = limit.of_work;
         entries.push(Entry::new(Mark::Line { dashed }, limit.meaning()));
     }

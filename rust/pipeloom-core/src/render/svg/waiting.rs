@@ -67,10 +67,7 @@ impl Picture<'_> {
     pub(super) fn limits(&mut self) {
         let view = self.view;
         let rows = i64::try_from(view.ranks().count()).unwrap_or(1) * self.frame.pitch;
-        for limit in view.drawing.limits() {
-            if limit.ticks <= view.from || limit.ticks > view.to {
-                continue;
-            }
+        for limit in view.limits() {
             let x = self.frame.x(view, limit.ticks);
             let dashed = if limit.of_work { " dashed" } else { "" };
             let (anchor, beside) = if limit.of_work {

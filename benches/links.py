@@ -20,6 +20,7 @@ from runtime import Timed, gpt, race
 
 if TYPE_CHECKING:
     from pipeloom.runtime import Channel, Key
+    from pipeloom.runtime.executor import Event
 
 UNIT_S = 0.004
 """Seconds of F, I and W of a sleeping rank, shared by its chunks."""
@@ -83,7 +84,10 @@ OVERLAP_DELAY_S = 0.6 * UNIT_S
 
 
 def overlap(reps: int) -> Timed:
-    """Steps of eager 1F1B on a link of no delay, of a delay below a forward, and if waited for."""
+    """Steps of eager 1F1B on a link of no delay, of a delay below a forward, and if waited for.
+
+    Contestants that end in `steady` are the steady phase of the step of that name, by its trace.
+    """
     plan, pp = pl.plan("eager_1f1b", **OVERLAP), OVERLAP["pp"]
     delayed = DelayedTransport(ThreadedTransport(pp), delay_s=OVERLAP_DELAY_S)
     contestants = {
@@ -91,7 +95,23 @@ def overlap(reps: int) -> Timed:
         "delay": sleeping_step(plan, delayed),
         "waited": sleeping_step(plan, WaitedSends(pp, OVERLAP_DELAY_S)),
     }
-    return Timed(race(contestants, reps, barrier=lambda: None))
+    traces: dict[str, list[float]] = {f"{name} steady": [] for name in contestants}
+
+    def traced(name: str) -> Any:
+        return lambda: traces[f"{name} steady"].append(steady_s(contestants[name]().events))
+
+    seconds = race({name: traced(name) for name in contestants}, reps, barrier=lambda: None)
+    return Timed(seconds | {name: times[1:] for name, times in traces.items()})
+
+
+def steady_s(events: list[Event]) -> float:
+    """Seconds from a rank's first backward to its last forward; of all ranks the most."""
+    spans = []
+    for rank in {event.rank for event in events}:
+        own = [event for event in events if event.rank == rank]
+        begin = min(event.start for event in own if "B" in event.op)
+        spans.append(max(event.end for event in own if "F" in event.op) - begin)
+    return max(spans)
 
 
 JITTER = {"mean_s": UNIT_S / 2, "share": 0.1}
@@ -128,15 +148,27 @@ def _redrawn(step: Any, transport: DelayedTransport) -> Any:
 
 
 def threads(reps: int) -> Timed:
-    """A GPT's step with two ranks in one thread, and in two."""
-    contestants = {}
-    for name, transport in (("one thread", LocalTransport(2)), ("threads", ThreadedTransport(2))):
-        work = gpt(2)
-        plan = pl.plan("1f1b", pp=2, num_microbatches=len(work.inputs))
-        pipeline = Pipeline(plan, work.stages, work.loss, transport=transport)
-        contestants[name] = _step_of(pipeline, work)
-    return Timed(race(contestants, reps, barrier=lambda: None))
+    """A GPT's step by a thread a rank; by one thread, whose kernels use one core or two."""
+    pp, cores = 2, torch.get_num_threads()
+    contestants = {
+        "threads": _gpt_step(ThreadedTransport(pp, torch_threads=1), cores),
+        "one core": _gpt_step(LocalTransport(pp), 1),
+        "kernels": _gpt_step(LocalTransport(pp), pp),
+    }
+    try:
+        return Timed(race(contestants, reps, barrier=lambda: None))
+    finally:
+        torch.set_num_threads(cores)
 
 
-def _step_of(pipeline: Pipeline, work: Any) -> Any:
-    return lambda: pipeline.step(work.inputs, work.targets, loss_scale=1.0)
+def _gpt_step(transport: Any, cores: int) -> Any:
+    """A step whose kernels use so many cores."""
+    work = gpt(2)
+    plan = pl.plan("1f1b", pp=2, num_microbatches=len(work.inputs))
+    pipeline = Pipeline(plan, work.stages, work.loss, transport=transport)
+
+    def run() -> None:
+        torch.set_num_threads(cores)
+        pipeline.step(work.inputs, work.targets, loss_scale=1.0)
+
+    return run

@@ -71,14 +71,14 @@ def small() -> tuple[Work, Work]:
 
 
 def pipeline(
-    name: str, torch_name: str, pp: int, vp: int, m: int, *, constructor: bool
+    name: str, torch_name: str, pp: int, vp: int, m: int, *, constructor: bool, style: str = "auto"
 ) -> Callable[[], tuple[Work, Work]]:
     def build() -> tuple[Work, Work]:
         make = peers.torch_constructor if constructor else peers.torch_order_and_transfers
         chunks = None if torch_name == "ScheduleZBVZeroBubble" else vp
 
         def ours() -> object:
-            return pl.plan(name, pp=pp, vp=chunks, num_microbatches=m).lower()
+            return pl.plan(name, pp=pp, vp=chunks, num_microbatches=m).lower(style)
 
         return ours, make(torch_name, pp, vp, m)
 
@@ -97,6 +97,10 @@ def _pipelines() -> list[Row]:
         for suffix, constructor, goal in (("", False, 300.0), ("_constructor", True, 1000.0)):
             build = pipeline(name, torch_name, pp, vp, m, constructor=constructor)
             rows.append(Row(row + suffix, f"{work}; torch {suffix[1:] or 'lowering'}", build, goal))
+    name, torch_name, *sizes = shapes[0][1:]
+    build = pipeline(name, torch_name, *sizes, constructor=False, style="fifo")
+    # Bare torch lowering too, but an order that can't deadlock on one stream; no goal of DESIGN's.
+    rows.append(Row("pipeline_fifo", f"order + transfers of one stream, {name}", build, 100.0))
     return rows
 
 

@@ -119,9 +119,11 @@ def overlap(reps: int) -> list[Result]:
     fill_s = 2 * (links.OVERLAP["pp"] - 1) * links.OVERLAP_DELAY_S
     work = "eager_1f1b on a link of 0.6 forwards' delay"
     free = f"{work}, fill and drain taken off, against no delay"
+    steady = f"{work}, steady phase by the trace, against no delay"
     waited = f"{work}, against sends that are waited for"
     return [
         row(timed, "overlap", free, "delay", "no delay", 0.97, shift_s=fill_s),
+        row(timed, "overlap_steady", steady, "delay steady", "no delay steady", 0.97),
         row(timed, "overlap_waited", waited, "delay", "waited", 1.1),
     ]
 
@@ -143,7 +145,11 @@ def late(reps: int) -> list[Result]:
 def threads(reps: int) -> list[Result]:
     timed = links.threads(reps)
     work = "step of the GPT, pp 2 in one process, a thread a rank against one thread"
-    return [row(timed, "threads", work, "threads", "one thread", 1.2)]
+    return [
+        row(timed, "threads", f"{work} on one core", "threads", "one core", 1.2),
+        # Two cores on one kernel have no bubble; 8 microbatches on two ranks have one of 1/9.
+        row(timed, "threads_kernels", f"{work} with kernels on two", "threads", "kernels", 8 / 9),
+    ]
 
 
 GROUPS = [

@@ -24,12 +24,13 @@ from pipeloom.runtime import (
     grad_norm,
     reduce_tied_gradients,
 )
-from pipeloom.runtime.agreement import compare
+from pipeloom.runtime.agreement import Watchdog, compare
 from pipeloom.runtime.backward import full_backward, gradient_edge, input_gradient
 from pipeloom.runtime.errors import TransferBroken, TransferTimeout
 from pipeloom.runtime.executor import Event
 from pipeloom.runtime.program import NO_CELL, compile_plan
 from pipeloom.runtime.reaper import Reaper
+from pipeloom.runtime.step import _sum_in_order
 
 KINDS = {kind.name: int(kind) for kind in pl.OpKind}
 
@@ -304,3 +305,28 @@ def test_bubble_ratio():
     assert bubble_ratio(events) == pytest.approx(0.4)
     with pytest.raises(ValueError, match="record=True"):
         bubble_ratio([])
+
+
+def test_one_watchdog_thread_serves_all_steps_and_ends_with_its_transport():
+    class Quiet:
+        def failed(self):
+            return False
+
+    before = set(threading.enumerate())
+    watchdog = Watchdog(Quiet(), grace_s=0.01)
+    for _ in range(3):
+        watchdog.start(lambda: "here")
+        watchdog.stop()
+    (thread,) = set(threading.enumerate()) - before
+    watchdog.close()
+    thread.join(10.0)
+    assert not thread.is_alive()
+
+
+def test_losses_of_other_shapes_are_added_in_their_order():
+    losses = [torch.tensor(0.1), torch.tensor([1e8]), torch.tensor(-1e8), torch.tensor(0.3)]
+    expected = ((losses[0] * 0.5 + losses[1] * 0.5) + losses[2] * 0.5) + losses[3] * 0.5
+    total = _sum_in_order(losses, 0.5)
+    assert total.shape == ()
+    assert torch.equal(total, expected.reshape(()))
+    assert _sum_in_order([], 0.5) is None

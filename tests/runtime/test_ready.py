@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import pipeloom as pl
 from pipeloom.runtime import DelayedTransport, LocalTransport, Pipeline, PipelineError
@@ -9,6 +11,7 @@ from pipeloom.runtime.delay import jitter
 from pipeloom.runtime.program import compile_plan
 from pipeloom.runtime.ready import _hint
 from pipeloom.runtime.threads import ThreadedTransport
+from pipeloom.testing.strategies import plans
 
 MASK = "num_microbatches_with_partial_activation_checkpoints"
 SHAPES = [
@@ -61,11 +64,26 @@ def test_any_delivery_gives_the_same_numbers_within_the_plans_memory(
     tools, schedule, pp, vp, m, optional, seed
 ):
     plan = pl.plan(schedule, pp=pp, vp=vp, num_microbatches=m, **optional)
-    fixed = run(tools, plan, LocalTransport(pp), "plan")
-    ready = run(tools, plan, LocalTransport(pp, seed=seed), "ready")
+    assert_ready_keeps_the_plan(tools, plan, seed)
+
+
+@given(
+    plan=plans(max_pp=3, max_vp=2, max_microbatches=6).filter(
+        lambda plan: plan.num_seq_pieces == 1 and not plan.forward_only
+    ),
+    seed=st.integers(0, 2**32 - 1),
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_any_plan_keeps_its_numbers_and_memory(tools, plan, seed):
+    assert_ready_keeps_the_plan(tools, plan, seed)
+
+
+def assert_ready_keeps_the_plan(tools, plan, seed):
+    fixed = run(tools, plan, LocalTransport(plan.pp), "plan")
+    ready = run(tools, plan, LocalTransport(plan.pp, seed=seed), "ready")
     assert_bitwise_equal(fixed, ready)
     assert sorted(e.op for e in fixed[0].events) == sorted(e.op for e in ready[0].events)
-    for rank in range(pp):
+    for rank in range(plan.pp):
         planned = live_forwards(rank, fixed[0].events)
         assert live_forwards(rank, ready[0].events) <= planned
 

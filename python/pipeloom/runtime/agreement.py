@@ -182,38 +182,55 @@ class NoticeBoard:
 
 
 class Watchdog:
-    """Ends this process if another rank has failed and this one can't notice.
+    """Ends this process if another rank has failed and this one can't notice; for all steps.
 
     A rank that waits notices by itself. One that computes, or hangs in the caller's code, does
     not: after `grace_s` seconds the watchdog prints where it stands and ends the process.
 
     Args:
         board: Where failures are posted.
-        report: Gives this rank's report.
         grace_s: Time between another rank's failure and the end, in seconds.
     """
 
-    def __init__(self, board: NoticeBoard, report: Callable[[], str], grace_s: float) -> None:
+    def __init__(self, board: NoticeBoard, grace_s: float) -> None:
         self._board = board
-        self._report = report
         self._grace_s = grace_s
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="pipeloom-watchdog", daemon=True)
-        self._thread.start()
+        self._report: Callable[[], str] | None = None
+        self._thread: threading.Thread | None = None
+        self._closed = threading.Event()
+
+    def start(self, report: Callable[[], str]) -> None:
+        """Watch a step.
+
+        Args:
+            report: Gives this rank's report.
+        """
+        self._report = report
+        if self._thread is None:  # one for all steps: making it takes as long as a few small ops
+            self._thread = threading.Thread(
+                target=self._watch, name="pipeloom-watchdog", daemon=True
+            )
+            self._thread.start()
 
     def stop(self) -> None:
         """Stop watching, when a step has ended either way."""
-        self._stop.set()
-        self._thread.join(_PATIENCE_S)  # it may hang in a store whose host is stuck
+        self._report = None
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closed.set()
 
     def _watch(self) -> None:
         period_s = min(1.0, self._grace_s)
-        while not self._stop.wait(period_s):
-            if not self._board.failed():
+        while not self._closed.wait(period_s):
+            report_of = self._report
+            if report_of is None or not self._board.failed():
                 continue
-            if self._stop.wait(self._grace_s):
+            if self._closed.wait(self._grace_s):
                 return
-            report = f"{self._report()}{self._board.reported()}"
+            if self._report is not report_of:
+                continue
+            report = f"{report_of()}{self._board.reported()}"
             self._board.post_failure(report)
             print(
                 f"pipeloom: another rank failed, and this one did not stop within "

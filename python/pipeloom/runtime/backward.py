@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch.autograd import Variable
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -23,7 +23,9 @@ __all__ = [
 ]
 
 # `torch.autograd.backward` spends as long on checking its arguments as a small stage's backward
-# takes; shapes were checked when the tensors crossed the boundary.
+# takes; shapes were checked when the tensors crossed the boundary. Arguments: roots (edges, or
+# tensors), their gradients, whether to keep the graph, to make one of the gradients, the leaves to
+# reach (none: all), whether some may be out of reach, whether to add to `grad`.
 _run_engine = Variable._execution_engine.run_backward
 
 
@@ -51,29 +53,26 @@ def gradient_edge(output: Tensor) -> GradientEdge | None:
         return None
     node = output.grad_fn
     if node is None:  # the stage gave back its own input
-        return torch.autograd.graph.get_gradient_edge(output)
+        return get_gradient_edge(output)
     return GradientEdge(node, output.output_nr)
 
 
 def gradient_edges(outputs: Iterable[Tensor]) -> tuple[GradientEdge, ...]:
     """The edges of those outputs that want a gradient, in order."""
-    edges = (gradient_edge(output) for output in outputs)
-    return tuple(edge for edge in edges if edge is not None)
+    edges = [gradient_edge(output) for output in outputs]
+    return tuple([edge for edge in edges if edge is not None])
 
 
-def full_backward(edges: Sequence[GradientEdge], gradients: Sequence[Tensor]) -> None:
+def full_backward(edges: Sequence[GradientEdge | Tensor], gradients: Sequence[Tensor]) -> None:
     """Run `B`: add the gradients of everything behind `edges` to the leaves.
 
     Args:
-        edges: What `gradient_edges` gave for the stage's outputs, or for its loss.
+        edges: What `gradient_edges` gave for the stage's outputs; or the loss itself.
             None of them: no-op.
         gradients: Gradients of those outputs, each of its output's shape.
     """
     if edges:
-        _run_engine(
-            tuple(edges), tuple(gradients), False, False, (),
-            allow_unreachable=True, accumulate_grad=True,
-        )  # fmt: skip
+        _run_engine(tuple(edges), tuple(gradients), False, False, (), True, True)
 
 
 def input_gradient(stage_input: Tensor) -> Tensor:
@@ -101,7 +100,7 @@ class SplitBackward:
     for it.
 
     Args:
-        edges: What `gradient_edges` gave for the outputs or the loss.
+        edges: What `gradient_edges` gave for the outputs; or the loss itself.
         inputs: The stage's inputs that want a gradient, leaves; none on the first stage.
         whole_first: Run everything in `I`, for instance because the graph is recomputed each time
             that the engine goes through it.
@@ -120,12 +119,14 @@ class SplitBackward:
 
     def __init__(
         self,
-        edges: Sequence[GradientEdge],
+        edges: Sequence[GradientEdge | Tensor],
         inputs: Sequence[Tensor],
         *,
         whole_first: bool = False,
     ) -> None:
-        self._edges = tuple(edges)
+        self._edges = tuple(
+            edge if isinstance(edge, GradientEdge) else get_gradient_edge(edge) for edge in edges
+        )
         self._inputs = tuple(inputs)
         self._whole_first = whole_first
         self._gradients: tuple[Tensor, ...] = ()  # of the edges left for `W` to run in full
@@ -160,10 +161,7 @@ class SplitBackward:
             (now if leads else later).append((edge, gradient))
         try:
             if now:
-                _run_engine(
-                    *zip(*now, strict=True), True, False, inputs,
-                    allow_unreachable=True, accumulate_grad=True,
-                )  # fmt: skip
+                _run_engine(*zip(*now, strict=True), True, False, inputs, True, True)
         finally:
             for hook in hooks:
                 hook.remove()
@@ -177,10 +175,7 @@ class SplitBackward:
             found = [(GradientEdge(node, n), g) for n, g in enumerate(incoming) if g is not None]
             if found:
                 edges, gradients = zip(*found, strict=True)
-                _run_engine(
-                    edges, gradients, False, False, tuple(parameters),
-                    allow_unreachable=True, accumulate_grad=True,
-                )  # fmt: skip
+                _run_engine(edges, gradients, False, False, tuple(parameters), True, True)
         self._edges = self._gradients = ()
         self._parts = []
 
@@ -203,6 +198,7 @@ def _cuts(roots: Sequence[Node], inputs: Sequence[Tensor]) -> _Cuts:
     leads: dict[Node, bool] = {}
     leaves: dict[Node, list[Tensor]] = {}  # parameters of nodes that do not lead to an input
     nodes: list[tuple[Node, list[Tensor]]] = []
+    behind: dict[Node, list[Node]] = {}  # asking a node makes new objects: once is enough
     compiled = False
     stack = list(roots)
     while stack:
@@ -210,25 +206,26 @@ def _cuts(roots: Sequence[Node], inputs: Sequence[Tensor]) -> _Cuts:
         if node in leads:
             stack.pop()
             continue
-        children = [child for child, _ in node.next_functions if child is not None]
-        unseen = [child for child in children if child not in leads]
-        if unseen:
-            stack.extend(unseen)
+        if node not in behind:
+            behind[node] = [child for child, _ in node.next_functions if child is not None]
+            stack.extend(child for child in behind[node] if child not in leads)
             continue
         stack.pop()
-        variable = getattr(node, "variable", None)
+        children = behind[node]
+        variable = None if children else getattr(node, "variable", None)
         if variable is not None:
             leads[node] = id(variable) in wanted
-            leaves[node] = [] if leads[node] else [variable]
+            leaves[node] = [variable]
             continue
-        leads[node] = any(leads[child] for child in children)
-        compiled |= leads[node] and node.name() == "CompiledFunctionBackward"
-        own = [leaf for child in children if not leads[child] for leaf in leaves[child]]
-        unique = list({id(leaf): leaf for leaf in own}.values())
-        leaves[node] = unique
-        if leads[node] and unique:
-            nodes.append((node, unique))
+        apart = [child for child in children if not leads[child]]
+        leads[node] = len(apart) < len(children)
+        own = {id(leaf): leaf for child in apart for leaf in leaves[child]}
+        if not leads[node]:
+            leaves[node] = list(own.values())
+        elif own:
+            nodes.append((node, list(own.values())))
+        compiled |= leads[node] and type(node).__name__ == "CompiledFunctionBackward"
     found = [id(leaf) for _, parameters in nodes for leaf in parameters]
-    apart = {root for root in roots if not leads[root]}
-    found += {id(leaf) for root in apart for leaf in leaves[root]}
+    beside = {root for root in roots if not leads[root]}
+    found += {id(leaf) for root in beside for leaf in leaves[root]}
     return _Cuts(leads, nodes, compiled or len(found) != len(set(found)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections import Counter
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -93,6 +94,8 @@ class TorchTransport:
         self._agreed: dict[str, str] | None = None
         self._broken = False
         self._reaper = Reaper(polls=self._polls)
+        self._watchdog = Watchdog(self.board, grace_s=max(1.0, timeout_s / 2))
+        weakref.finalize(self, self._watchdog.close)
 
     def _store(self) -> Store:
         """A part of the group's store for this transport alone."""
@@ -219,7 +222,7 @@ class TorchTransport:
             )
         (executor,) = executors
         self._broken = True  # until the end is reached
-        watchdog = Watchdog(self.board, executor.report, grace_s=max(1.0, self.timeout_s / 2))
+        self._watchdog.start(executor.report)
         try:
             for handle in executor.run():
                 handle.wait(self.timeout_s)
@@ -236,7 +239,7 @@ class TorchTransport:
             self._hang_up()
             raise
         finally:
-            watchdog.stop()
+            self._watchdog.stop()
 
     def _hang_up(self) -> None:
         """Close connections, so that peers notice even if the caller keeps this process."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -22,7 +23,6 @@ from pipeloom.runtime.program import (
     RECV,
     RUN_FORWARD,
     RUN_INPUT_HALF,
-    RUN_WEIGHT_HALF,
     SEND,
     Instruction,
     Program,
@@ -31,7 +31,9 @@ from pipeloom.runtime.structure import is_plain, leaves_of, map_leaves
 from pipeloom.runtime.transport import UNKNOWN_SHAPES, Boundary, RecvHandle, Transport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
+
+    from torch.autograd.graph import GradientEdge
 
 __all__ = ["Event", "ForwardFn", "LossFn", "RankExecutor", "StepOptions"]
 
@@ -40,6 +42,9 @@ LossFn: TypeAlias = "Callable[[Any], Any]"
 
 ForwardFn: TypeAlias = "Callable[[int, int, Any, bool | None], tuple[Any, LossFn | None]]"
 """Runs a chunk: (chunk, microbatch, input or None, recompute or None) -> (output, loss_func)."""
+
+_Run: TypeAlias = "Callable[[Instruction, Any], None]"
+"""Takes an op and its input: what a stage handed on, or None where that is data, loss or graph."""
 
 
 class Event(NamedTuple):
@@ -100,7 +105,8 @@ class RankExecutor:
         self._training = training
         self._shape_of = options.boundary.lookup()
         self._dtype = options.boundary.dtype
-        self._seed: Tensor | None = None
+        self._seed: tuple[Tensor, ...] = ()
+        self._compute = self._computations()
         cells = program.num_cells
         # Tables by cell. A slot is emptied by the one op that reads it.
         self._inbox: list[Any] = [None] * cells  # activation, or the receive that brings it
@@ -118,7 +124,7 @@ class RankExecutor:
         shape_of = self._shape_of
         announce = shape_of is None
         inbox, gradients, outbox = self._inbox, self._gradients, self._outbox
-        compute = self._named_compute if _profiler_enabled() else self._compute
+        compute = self._compute
         for op in self.program.instructions:
             self.at = op
             action = op.action
@@ -139,39 +145,37 @@ class RankExecutor:
                     yield source
                 self.waiting_for = None
                 source = source.take()
-            compute(op, source)
+            compute[action](op, source)
         self.at = None
 
-    def _named_compute(self, op: Instruction, source: Any) -> None:
-        with record_function(f"rank {self.rank} {op.text}"):
-            self._compute(op, source)
-
-    def _compute(self, op: Instruction, source: Any) -> None:
-        """Run a compute op on its input: a tensor, or None where it is data, a loss or a graph."""
-        start = perf_counter() if self._options.record else 0.0
-        if op.action == RUN_FORWARD:
-            self._forward(op, source)
-        elif op.action == RUN_WEIGHT_HALF:
-            self._weight_half(op)
-        else:
-            self._backward(op, source)
+    def _computations(self) -> tuple[_Run, ...]:
+        """What runs each kind of compute op, by action."""
+        runs: list[_Run] = [self._forward, self._backward, self._backward, self._weight_half]
         if self._options.record:
-            self.events.append(Event(self.rank, op.position, op.text, start, perf_counter()))
+            runs = [partial(self._recorded, run) for run in runs]
+        if _profiler_enabled():
+            runs = [partial(self._named, run) for run in runs]
+        return tuple(runs)
+
+    def _recorded(self, run: _Run, op: Instruction, source: Any) -> None:
+        start = perf_counter()
+        run(op, source)
+        self.events.append(Event(self.rank, op.position, op.text, start, perf_counter()))
+
+    def _named(self, run: _Run, op: Instruction, source: Any) -> None:
+        with record_function(f"rank {self.rank} {op.text}"):
+            run(op, source)
 
     def _forward(self, op: Instruction, stage_input: Any) -> None:
-        cell = op.cell
         if stage_input is not None and self._training:
-            self._inputs[cell] = _open(stage_input)
-        recompute = op.recompute if self.program.has_mask else None
-        output, loss_func = self._chunk_forward(op.chunk, op.microbatch, stage_input, recompute)
+            self._inputs[op.cell] = _open(stage_input)
+        output, loss_func = self._chunk_forward(op.chunk, op.microbatch, stage_input, op.recompute)
         if op.inner_end:
             self._take_loss(op, output, loss_func)
-            return
-        output = self._hand_over(op, output)
-        if op.hand_to >= 0:
-            self._inbox[op.hand_to] = output
+        elif op.hand_to >= 0:
+            self._inbox[op.hand_to] = self._hand_over(op, output)
         else:
-            self._outbox[cell] = output
+            self._outbox[op.cell] = self._hand_over(op, output)
 
     def _hand_over(self, op: Instruction, output: Any) -> Any:
         """Keep the output's place in the graph; give what the next stage gets."""
@@ -210,25 +214,19 @@ class RankExecutor:
                         "give the sum of the microbatch's token losses",
                     )
                 )
-            self._edges[op.cell] = gradient_edges((loss,))
-            if self._seed is None or self._seed.shape != loss.shape:
-                self._seed = torch.full_like(loss, self._options.loss_scale)
+            # One number: kept itself, as the engine takes it faster than its edge.
+            self._edges[op.cell] = (loss,) if loss.requires_grad else ()
+            if not self._seed or self._seed[0].shape != loss.shape:
+                self._seed = (torch.full_like(loss, self._options.loss_scale),)
 
     def _backward(self, op: Instruction, gradient: Any) -> None:
         cell = op.cell
-        edges = self._edges[cell]
-        self._edges[cell] = None
-        inputs = self._inputs[cell]
-        self._inputs[cell] = None
+        edges, self._edges[cell] = self._edges[cell], None
+        inputs, self._inputs[cell] = self._inputs[cell], None
         leaves = () if inputs is None else _as_tuple(inputs)
-        incoming = _as_tuple(self._seed if op.outer else gradient)
-        if op.action == RUN_INPUT_HALF:
-            # A recomputed forward would be run again by every run of the engine: one must do.
-            halves = SplitBackward(edges, leaves, whole_first=op.recompute)
-            halves.input_half(incoming)
-            self._edges[cell] = halves
-        else:
-            full_backward(edges, incoming)
+        incoming = self._seed if op.outer else _as_tuple(gradient)
+        self._differentiate(op, edges, incoming, leaves)
+        if op.last_of_chunk:
             self._gradients_ready(op)
         if op.inner_end:
             return
@@ -240,14 +238,30 @@ class RankExecutor:
         else:
             self._outbox[cell] = result
 
-    def _weight_half(self, op: Instruction) -> None:
-        halves = self._edges[op.cell]
-        self._edges[op.cell] = None
+    def _differentiate(
+        self,
+        op: Instruction,
+        edges: Sequence[GradientEdge | Tensor],
+        gradients: Sequence[Tensor],
+        leaves: Sequence[Tensor],
+    ) -> None:
+        """Run the engine: all of it, or towards `leaves` with a rest that waits for `W`."""
+        if op.action != RUN_INPUT_HALF:
+            full_backward(edges, gradients)
+            return
+        # A recomputed forward would be run again by every run of the engine: one must do.
+        halves = SplitBackward(edges, leaves, whole_first=bool(op.recompute))
+        halves.input_half(gradients)
+        self._edges[op.cell] = halves
+
+    def _weight_half(self, op: Instruction, _: None) -> None:
+        halves, self._edges[op.cell] = self._edges[op.cell], None
         halves.weight_half()
-        self._gradients_ready(op)
+        if op.last_of_chunk:
+            self._gradients_ready(op)
 
     def _gradients_ready(self, op: Instruction) -> None:
-        if op.last_of_chunk and self._options.on_gradients_ready is not None:
+        if self._options.on_gradients_ready is not None:
             self._options.on_gradients_ready(self.rank, op.chunk)
 
     def _check_boundary(self, op: Instruction, output: Any) -> None:

@@ -48,8 +48,8 @@ class Instruction:
     cell: int
     kind: int
     """Value of the op's `kind` column."""
-    recompute: bool = False
-    """The forward keeps only its input; the backward runs it again."""
+    recompute: bool | None = None
+    """The forward keeps only its input; the backward runs it again. None: the plan has no mask."""
     outer: bool = False
     """Forward: the first stage, input is data. Backward: the last stage, the seed is the loss."""
     inner_end: bool = False
@@ -80,8 +80,6 @@ class Program:
     rank: int
     instructions: tuple[Instruction, ...]
     num_cells: int
-    has_mask: bool
-    """Whether the plan has a recompute mask, so that forward steps are told about it."""
     hosts_input: bool
     """Whether a first stage is on this rank."""
     hosts_loss: bool
@@ -200,6 +198,7 @@ class _Compiler:
         }
         kinds, stages, microbatches = columns["kind"], columns["stage"], columns["microbatch"]
         peers = columns.get("peer", [0] * len(kinds))
+        mask = self.plan.recompute_mask(rank) is not None or any(columns["recompute"])
         instructions = []
         order: dict[int, list[int]] = {}
         for position, (kind, stage, microbatch) in enumerate(
@@ -220,7 +219,8 @@ class _Compiler:
             )
             if kind == _F:
                 order.setdefault(chunk, []).append(microbatch)
-            instruction.recompute = bool(columns["recompute"][position])
+            if mask:
+                instruction.recompute = bool(columns["recompute"][position])
             if instruction.action in (SEND, RECV):
                 _route_transfer(instruction, rank, int(peers[position]))
             elif kind != _W:
@@ -228,13 +228,11 @@ class _Compiler:
             instructions.append(instruction)
         _mark_last_backwards(instructions)
         own = [stage for stage, (owner, _) in enumerate(self.stages) if owner == rank]
-        mask = self.plan.recompute_mask(rank) is not None or any(columns["recompute"])
         return Program(
             rank=rank,
             instructions=tuple(instructions),
             num_cells=self.num_microbatches
             * max((self.stages[stage][1] + 1 for stage in own), default=0),
-            has_mask=mask,
             hosts_input=any(self._is_first(stage) for stage in own),
             hosts_loss=any(self._is_last(stage) for stage in own),
             chunk_order={chunk: tuple(units) for chunk, units in order.items()},

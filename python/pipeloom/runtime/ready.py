@@ -206,7 +206,7 @@ class ReadyExecutor(RankExecutor):
         self.at = op
         table = self._inbox if op.reads_inbox else self._gradients
         source, table[op.cell] = table[op.cell], None
-        self._compute(op, source.take() if op.received else source)
+        self._compute[op.action](op, source.take() if op.received else source)
         if send is None:
             return
         self._made.add(send.position)

@@ -8,6 +8,7 @@ that each is checked at no further cost.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import queue
 import secrets
@@ -40,6 +41,11 @@ __all__ = ["SocketHub", "SocketReceiver", "SocketSender"]
 _HEADER = struct.Struct(f"={HEADER_LEN}q")
 _HELLO = struct.Struct("=16siii")
 _BUFFER_BYTES = 1 << 20
+_SPIN_S = 0.0002
+"""How long a wait asks before it sleeps, where every rank of the host has a core of its own.
+
+Waking a process takes longer than a small message, and may put it on the core of its peer.
+"""
 
 
 def host_identity() -> str:
@@ -51,8 +57,10 @@ def host_identity() -> str:
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous CPU tensor."""
-    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    """The memory of a contiguous CPU tensor, which lives as long as the view."""
+    memory = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
+    memory.owner = tensor  # type: ignore[attr-defined]
+    return memoryview(memory)
 
 
 class SocketSender:
@@ -130,14 +138,26 @@ def _after(parts: tuple[memoryview, ...], sent: int) -> tuple[memoryview, ...]:
 
 
 class SocketReceiver:
-    """The receiving end: messages are read in the channel's order by whoever waits for one."""
+    """The receiving end: messages are read in the channel's order by whoever waits for one.
 
-    def __init__(self, channel: Channel, connection: socket.socket, limit_s: float) -> None:
+    Args:
+        channel: The channel.
+        connection: Its socket.
+        limit_s: How long a message that has begun to come may take, in seconds.
+        spin_s: How long to ask for a message before sleeping until it comes.
+    """
+
+    def __init__(
+        self, channel: Channel, connection: socket.socket, limit_s: float, spin_s: float = 0.0
+    ) -> None:
         self.channel = channel
         self._connection = connection
         self._limit_s = limit_s
+        self._spin_s = spin_s
         self._posted: deque[_SocketRecv] = deque()
-        self._header = bytearray(_HEADER.size)
+        self._header = memoryview(bytearray(_HEADER.size))
+        self._poll = select.poll()
+        self._poll.register(connection, select.POLLIN)
 
     def recv(self, key: Key, shape: torch.Size | None, dtype: torch.dtype) -> _SocketRecv:
         """Post a receive; nothing is read yet."""
@@ -145,47 +165,59 @@ class SocketReceiver:
         self._posted.append(handle)
         return handle
 
-    def read_up_to(self, handle: _SocketRecv, limit_s: float) -> None:
-        """Read messages until that of `handle` is there."""
-        deadline = time.monotonic() + limit_s
-        while handle.tensor is None:
-            head = self._posted[0]
-            self._fill(memoryview(self._header), deadline)
-            header = _HEADER.unpack(self._header)
-            shape, dtype = decode_header(header, self.channel, head.key)
-            if head.shape is not None and (shape, dtype) != (head.shape, head.dtype):
-                raise BoundaryError(
-                    with_hint(
-                        f"channel {self.channel}, {head.key}: shape {tuple(shape)}, {dtype} came "
-                        f"where {tuple(head.shape)}, {head.dtype} was agreed",
-                        "give the boundary's true shape on every rank",
-                    )
-                )
-            tensor = torch.empty(shape, dtype=dtype)
-            self._fill(_bytes_of(tensor), deadline)
-            head.tensor = tensor
-            self._posted.popleft()
-
     def arrived(self, handle: _SocketRecv) -> bool:
         """Whether the message has come; one that has begun to come is read to its end."""
         while handle.tensor is None:
-            try:
-                self._connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-            except BlockingIOError:
+            if not self._poll.poll(0):
                 return False
-            except OSError as error:
-                raise TransferBroken(str(error)) from error
-            self.read_up_to(self._posted[0], self._limit_s)
+            self._read(time.monotonic() + self._limit_s)
         return True
+
+    def read_up_to(self, handle: _SocketRecv, limit_s: float) -> None:
+        """Read messages until that of `handle` is there."""
+        now = time.monotonic()
+        deadline, asleep = now + limit_s, now + self._spin_s
+        while not self.arrived(handle):
+            if time.monotonic() < asleep:
+                os.sched_yield()
+            elif not self._poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                raise TransferTimeout("nothing came")
 
     def fileno(self) -> int:
         """For `poll`."""
         return self._connection.fileno()
 
-    def _fill(self, view: memoryview, deadline: float) -> None:
-        while len(view):
+    def _read(self, deadline: float) -> None:
+        """Read the next message: what has come of it at once, then the rest."""
+        head, header, wanted = self._posted[0], self._header, self._posted[0].shape
+        tensor, view = None, header[:0]
+        if wanted is not None:
+            tensor = torch.empty(wanted, dtype=head.dtype)
+            view = _bytes_of(tensor)
+        left = self._fill((header, view), deadline, upto=len(view))
+        shape, dtype = decode_header(_HEADER.unpack(header), self.channel, head.key)
+        if wanted is None:
+            tensor = torch.empty(shape, dtype=dtype)
+            left = (_bytes_of(tensor),)
+        elif (shape, dtype) != (wanted, head.dtype):
+            raise BoundaryError(
+                with_hint(
+                    f"channel {self.channel}, {head.key}: shape {tuple(shape)}, {dtype} came "
+                    f"where {tuple(wanted)}, {head.dtype} was agreed",
+                    "give the boundary's true shape on every rank",
+                )
+            )
+        self._fill(left, deadline)
+        head.tensor = tensor
+        self._posted.popleft()
+
+    def _fill(
+        self, parts: tuple[memoryview, ...], deadline: float, *, upto: int = 0
+    ) -> tuple[memoryview, ...]:
+        """Read into `parts` until at most `upto` bytes are left, and give those parts."""
+        while sum(map(len, parts)) > upto:
             try:
-                count = self._connection.recv_into(view, 0, socket.MSG_WAITALL)
+                count = self._connection.recvmsg_into(parts)[0]
             except BlockingIOError as error:
                 if time.monotonic() >= deadline:
                     raise TransferTimeout("nothing came") from error
@@ -194,7 +226,8 @@ class SocketReceiver:
                 raise TransferBroken(str(error)) from error
             if count == 0:
                 raise TransferBroken("the peer closed the connection")
-            view = view[count:]
+            parts = _after(parts, count)
+        return parts
 
 
 class _SocketRecv:
@@ -250,6 +283,7 @@ class SocketHub:
         self._timeout_s = timeout_s
         self._token = secrets.token_bytes(16)
         self._listener: socket.socket | None = None
+        self._spin_s = 0.0
         self._arrived: dict[Channel, socket.socket] = {}
         self._open: list[socket.socket] = []
 
@@ -271,11 +305,10 @@ class SocketHub:
             self._store.wait(keys, timedelta(seconds=self._timeout_s))
         except RuntimeError as error:
             raise TransferTimeout("not all ranks said where they run") from error
-        return {
-            rank
-            for rank, key in enumerate(keys)
-            if self._store.get(key).decode() == identity and rank != self._rank
-        }
+        here = {rank for rank, key in enumerate(keys) if self._store.get(key).decode() == identity}
+        if sys.platform == "linux" and len(here) <= len(os.sched_getaffinity(0)):
+            self._spin_s = _SPIN_S
+        return here - {self._rank}
 
     def connect(
         self, channels: Iterable[Channel]
@@ -293,7 +326,7 @@ class SocketHub:
             if channel.source == self._rank
         }
         receivers = {
-            channel: SocketReceiver(channel, self._accept(channel), self._timeout_s)
+            channel: SocketReceiver(channel, self._accept(channel), self._timeout_s, self._spin_s)
             for channel in channels
             if channel.destination == self._rank
         }

@@ -189,15 +189,20 @@ def _collect(executors: list[RankExecutor], loss_scale: float) -> StepResult:
         outputs |= executor.outputs
         events += executor.events
     order = sorted(losses)
-    total: Tensor | None = None
-    for microbatch in order:
-        scaled = losses[microbatch] * loss_scale
-        total = scaled if total is None else total + scaled
     return StepResult(
-        loss=None if total is None else total.reshape(()),
+        loss=_sum_in_order([losses[microbatch] for microbatch in order], loss_scale),
         losses=[losses[microbatch] for microbatch in order],
         num_tokens=[int(num_tokens[microbatch]) for microbatch in order],
         reports=[reports[microbatch] for microbatch in sorted(reports)],
         outputs=[outputs[microbatch] for microbatch in sorted(outputs)],
         events=events,
     )
+
+
+def _sum_in_order(losses: list[Tensor], loss_scale: float) -> Tensor | None:
+    """Scale losses and add them one by one: `Tensor.sum` adds in an order of its own."""
+    if not losses:
+        return None
+    scaled = torch.stack([x.reshape(()) if x.dim() else x for x in losses]) * loss_scale
+    first, *others = scaled.unbind()
+    return sum(others, start=first)

@@ -82,7 +82,9 @@ class Plan {
     const next = firstAfter(places.length, (i) => lane.start[places[i]] > ticks);
     const free = next > 0 ? Math.max(lane.end[places[next - 1]], next > 1 ? lane.end[places[next - 2]] : 0) : this.begin;
     if (next === places.length) return `rank ${rank} idle from ${time(free)} to ${time(this.end)}: done`;
-    const at = places[next], last = this.lastOf(this.needs(rank, at));
+    const at = places[next], pair = lane.half[at] === 1 ? this.needs(rank, at + 1) : [];
+    // An overlapped pair starts when both of its inputs are there.
+    const last = this.lastOf([...this.needs(rank, at), ...pair].filter((need) => need[0] !== rank || need[2] === ""));
     const why = last && last[0] !== rank ? ` waits for ${this.opName(last[0], last[1])} ${last[2]}` : "";
     return `rank ${rank} idle from ${time(free)} to ${time(lane.start[at])}:${why} before ${this.opName(rank, at)}`;
   }

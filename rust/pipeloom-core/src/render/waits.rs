@@ -3,7 +3,7 @@
 use super::{Block, Drawing, View, Window};
 use crate::error::Result;
 use crate::ids::{Rank, Stage};
-use crate::op::{Op, OpKind};
+use crate::op::{Flags, Op, OpKind};
 use crate::shape::Shape;
 
 /// What ends an idle stretch.
@@ -136,9 +136,13 @@ impl<'a> Waits<'a> {
         let lane = &self.drawing.lanes[rank.index()];
         let mut free = self.drawing.begin();
         let mut waits = Vec::new();
-        for (_, block) in lane.compute() {
+        for (at, block) in lane.compute() {
             if block.start > free {
-                let awaited = self.awaited(block, rank, free);
+                // An overlapped pair starts when both of its inputs are there.
+                let pair = block.op.flags.has(Flags::PAIR_FIRST);
+                let blocks =
+                    &lane.blocks[at..=at + usize::from(pair && at + 1 < lane.blocks.len())];
+                let awaited = self.awaited(blocks, rank, free);
                 waits.push(Wait {
                     start: free,
                     end: block.start,
@@ -169,10 +173,15 @@ impl<'a> Waits<'a> {
         waits.filter(|wait| wait.start < wait.end).collect()
     }
 
-    /// What the op of `block` waited for since `free`, when its rank became free.
-    fn awaited(&self, block: &Block, rank: Rank, free: i64) -> Awaited {
-        let Some((other, producer)) = self.producer(block.op).filter(|found| found.0 != rank)
-        else {
+    /// What the ops of `blocks`, one or a pair, waited for since `free`, when its rank became free.
+    fn awaited(&self, blocks: &[Block], rank: Rank, free: i64) -> Awaited {
+        let remote = blocks.iter().filter_map(|block| {
+            let found = self.producer(block.op);
+            found
+                .filter(|found| found.0 != rank)
+                .map(|found| (block, found))
+        });
+        let Some((block, (other, producer))) = remote.max_by_key(|found| found.1.1.end) else {
             return Awaited::Unknown;
         };
         // A result that was there before may still have been on its way. Only a simulation without

@@ -69,6 +69,39 @@ fn waits_and_work_fill_the_makespan() {
 }
 
 #[test]
+fn a_pair_waits_for_the_later_of_its_inputs() {
+    let drawing = drawn("dualpipe_v", 4, None, 10);
+    let mut pairs = 0;
+    for rank in drawing.shape.ranks() {
+        let lane = &drawing.lanes[rank.index()];
+        for (_, wait) in waits(&drawing, &Window::default())
+            .unwrap()
+            .into_iter()
+            .filter(|found| found.0 == rank)
+        {
+            let next = lane.compute().find(|found| found.1.start == wait.end);
+            let paired = next.is_some_and(|found| found.1.op.flags.has(Flags::PAIR_FIRST));
+            let Awaited::Op { rank: other, op } = wait.awaited else {
+                continue;
+            };
+            // Without latency the wait ends when what was waited for ends.
+            let mut blocks = drawing.lanes[other.index()].blocks.iter();
+            let awaited = blocks.find(|block| {
+                block.op.stage == op.stage && block.op.kind == op.kind && block.op.unit == op.unit
+            });
+            assert_eq!(
+                awaited.unwrap().end,
+                wait.end,
+                "rank {rank}: {}",
+                wait.reason()
+            );
+            pairs += usize::from(paired);
+        }
+    }
+    assert!(pairs > 5);
+}
+
+#[test]
 fn a_measured_gap_without_a_late_result_has_no_reason() {
     let plan = plan("1f1b", 2, None, 1);
     // Rank 1 has its input at 1, but starts at 5; rank 0 waits for it until 8.

@@ -1,6 +1,7 @@
 """Memory of a model: against what torch builds and autograd saves, and what users reported."""
 
 import doctest
+from dataclasses import replace
 
 import pytest
 import torch
@@ -186,6 +187,18 @@ def test_pieces_of_a_sequence_hold_their_share():
     whole = gpt.report(pl.plan("1f1b", pp=2, num_microbatches=4), layout)
     # Rank 0 has pp + k - 1 = 3 half microbatches in flight, in place of 2 whole ones.
     assert (pieces.peak[0] - pieces.static[0]) * 4 == (whole.peak[0] - whole.static[0]) * 3
+
+
+def test_pieces_keep_scores_of_earlier_keys_and_recomputed_ones_keys_and_values():
+    gpt, layout = memory_of(config_of(num_layers=4)), pl.Layout.even(4, pp=2)
+    scores = replace(gpt, store_attention_scores=True)
+    whole = scores.layer_activation_bytes() - gpt.layer_activation_bytes()
+    cut = [replace(each, num_seq_pieces=4).layer_activation_bytes() for each in (scores, gpt)]
+    assert 4 * (cut[0] - cut[1]) * 16 == whole * 10  # 1 + 2 + 3 + 4 of 4 x 4 blocks
+    pieces = replace(gpt, num_seq_pieces=4)
+    kept = pieces.stage_activation_bytes(layout, 0, recompute=True)
+    tokens = SEQUENCE * BATCH // 4
+    assert kept == 8 * tokens + pieces.boundary_bytes() * (1 + 2 * 2)  # token numbers, two layers
 
 
 def test_optimizers_and_dtypes():

@@ -42,6 +42,8 @@ class ModelMemory:
         logit_bytes: Bytes of a logit; the loss is taken in fp32.
         num_shards: Ranks that share the optimizer's state (ZeRO-1, a distributed optimizer).
         store_attention_scores: Whether attention keeps its s x s scores (it is not fused).
+        num_seq_pieces: Pieces of each sequence; activations and boundaries are then those of a
+            piece, the mean of a microbatch's.
 
     Raises:
         ConfigError: A number that is out of range or does not divide another.
@@ -85,6 +87,7 @@ class ModelMemory:
     logit_bytes: int = 4
     num_shards: int = 1
     store_attention_scores: bool = False
+    num_seq_pieces: int = 1
 
     def __post_init__(self) -> None:
         """Checks every number against its range and those that it must divide."""
@@ -155,7 +158,7 @@ class ModelMemory:
 
     @property
     def _tokens(self) -> int:
-        return self.sequence_length * self.micro_batch_size
+        return -(-self.sequence_length // self.num_seq_pieces) * self.micro_batch_size
 
     def norm_parameters(self) -> int:
         """Parameters of one normalization."""
@@ -225,7 +228,9 @@ class ModelMemory:
         size += 2 * self.norm_activation_bytes()
         size += 4 * self._tokens * self.num_attention_heads  # the row sums
         if self.store_attention_scores:
-            scores = self.num_attention_heads * self.sequence_length * self._tokens
+            # Piece j looks at the keys of pieces 0..j: (k + 1) / 2 pieces in the mean.
+            keys = self.sequence_length * (self.num_seq_pieces + 1) // (2 * self.num_seq_pieces)
+            scores = self.num_attention_heads * keys * self._tokens
             size += 2 * scores * self.activation_bytes  # before and after the softmax
         return size
 
@@ -244,6 +249,8 @@ class ModelMemory:
             size += layers * self.layer_activation_bytes()
         elif layers or not pre:
             size += boundary  # the stage's input; else the first layer's norm keeps it
+            if self.num_seq_pieces > 1:  # keys and values stay for the later pieces
+                size += layers * 2 * self._tokens * self._key_size * self.activation_bytes
         if post:
             # The output layer's input; the softmax of the logits and the labels, for the loss.
             size += self.norm_activation_bytes() + boundary
@@ -311,8 +318,9 @@ class ModelMemory:
                 f"num_layers={self.num_layers}\n"
                 "hint: make the layout anew for this model"
             )
-        piece = replace(self, sequence_length=-(-self.sequence_length // plan.num_seq_pieces))
-        costs = piece.costs(layout, num_replicas=plan.num_replicas, **times)
+        costs = replace(self, num_seq_pieces=plan.num_seq_pieces).costs(
+            layout, num_replicas=plan.num_replicas, **times
+        )
         timeline = plan.simulate(costs)
         static: Any = costs.static_memory
         peak = tuple(int(timeline.peak_memory(rank)) for rank in range(plan.pp))

@@ -112,10 +112,19 @@ def test_digest_names_the_plan():
     assert all(digest.startswith("gpipe pp=1 vp=1 num_microbatches=") for digest in digests)
 
 
-def test_sequence_pieces_are_refused_by_name():
-    plan = pl.plan("seq1f1b", pp=1, num_microbatches=2, num_seq_pieces=2)
-    with pytest.raises(PipelineError, match="num_seq_pieces=2"):
-        compile_plan(plan, (0,))
+def test_pieces_have_cells_and_messages_of_their_own():
+    plan = pl.plan("seq1f1b", pp=2, num_microbatches=2, num_seq_pieces=3)
+    compiled = compile_plan(plan, (0, 1))
+    assert (compiled.num_microbatches, compiled.num_units) == (2, 6)
+    assert compiled.digest.startswith("seq1f1b pp=2 vp=1 num_microbatches=2 num_seq_pieces=3 ")
+    for program in compiled.programs.values():
+        assert program.num_cells == 6
+        assert program.chunk_order == {0: (0, 1, 2, 3, 4, 5)}
+        for op in program.instructions:
+            assert op.cell == op.unit == 3 * op.microbatch + op.piece
+            assert op.key.microbatch in (-1, op.unit)
+        last = [op.text for op in program.instructions if op.last_of_chunk]
+        assert last == [f"{program.rank}B3"]
 
 
 def test_deadlock_shows_every_rank(tools):

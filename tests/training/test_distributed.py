@@ -26,6 +26,17 @@ def test_processes_train_the_model_that_one_process_trains(make_args, run, launc
         torch.testing.assert_close(ours[name], value, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize(("pp", "dp"), [(2, 1), (3, 1), (2, 2)])
+def test_processes_train_sequences_in_pieces(make_args, run, launch, pp, dp):
+    one = run(make_args(schedule="1f1b", num_microbatches=4))
+    fields = {"schedule": "seq1f1b", "num_seq_pieces": 3, "transport": "torch"}
+    args = make_args(pp=pp, dp=dp, num_microbatches=4 // dp, **fields)
+    first, *others = launch(pp * dp, lambda: run(args))
+    assert first["losses"] == pytest.approx(one["losses"], rel=1e-5)
+    assert first["valid_loss"] == pytest.approx(one["valid_loss"], rel=1e-5)
+    assert all(other["valid_loss"] == first["valid_loss"] for other in others)
+
+
 def test_processes_are_profiled_on_one_clock(make_args, run, launch, require_sense):
     args = make_args(vp=2, steps=2, transport="torch", profile=True)
     folder = launch(2, lambda: run(args))[0]["folder"]

@@ -117,7 +117,8 @@ class GPTModel(nn.Module):
             tokens: `[batch, sequence]` ids; only a chunk with the embedding reads them.
             labels: `[batch, sequence]` next ids, `IGNORED_LABEL` where none counts; only a chunk
                 with the output layer reads them.
-            dropout_key: (step, microbatch), for dropout.
+            dropout_key: (step, microbatch), for dropout; of a piece of a sequence, its first
+                position too.
             checkpoint_activations: Store only the input and run the layers again in backward.
 
         Returns:

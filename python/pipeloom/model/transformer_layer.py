@@ -9,12 +9,18 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every torch reader expects
 from torch import Tensor, nn
+from torch.nn.attention.bias import causal_lower_right
+
+from pipeloom.runtime.pieces import with_earlier_pieces
 
 if TYPE_CHECKING:
     from pipeloom.model.config import TransformerConfig
 
-DropoutKey = tuple[int, int]
-"""(step, microbatch): with seed, layer and place, all that a dropout mask depends on."""
+DropoutKey = tuple[int, int] | tuple[int, int, int]
+"""(step, microbatch): with seed, layer and place, all that a dropout mask depends on.
+
+A piece of a sequence adds its first position: it drops what the whole sequence would drop there.
+"""
 
 
 def derive_seed(*parts: object) -> int:
@@ -60,6 +66,33 @@ def rotary_tables(
         return angles.cos().to(device, dtype), angles.sin().to(device, dtype)
 
 
+def attend_causally(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Causal attention of the last positions of a sequence.
+
+    Args:
+        query: `[batch, heads, positions, head_size]`.
+        key: `[batch, heads, sequence, head_size]`, of all positions up to the last.
+        value: Likewise.
+    """
+    positions, sequence = query.shape[2], key.shape[2]
+    if positions == sequence:
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True)
+    mask: Tensor
+    if query.is_cuda:
+        mask = causal_lower_right(positions, sequence)  # a kernel's, never in memory
+    else:
+        mask = _lower_right_mask(positions, sequence, query.dtype)
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+
+
+@functools.lru_cache(maxsize=16)
+def _lower_right_mask(positions: int, sequence: int, dtype: torch.dtype) -> Tensor:
+    """-inf where a query may not look; of the queries' dtype, so that no layer makes its own."""
+    with torch.inference_mode(False), torch.no_grad():
+        hidden = torch.ones(positions, sequence, dtype=torch.bool).triu(sequence - positions + 1)
+        return torch.zeros(positions, sequence, dtype=dtype).masked_fill(hidden, -torch.inf)
+
+
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turns pairs (i, i + head_size/2) of `x` `[batch, heads, sequence, head_size]`."""
     left, right = x.chunk(2, dim=-1)
@@ -78,17 +111,17 @@ class SelfAttention(nn.Module):
         self.linear_proj = _linear(config, config.hidden_size, config.hidden_size)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """Returns `[sequence, batch, hidden]`."""
+        """Returns `[sequence, batch, hidden]`; of a piece, that reads the earlier ones too."""
         sequence, batch, hidden = hidden_states.shape
         qkv = self.linear_qkv(hidden_states)
         qkv = qkv.view(sequence, batch, 3, self.num_heads, self.head_size)
         query, key, value = qkv.permute(2, 1, 3, 0, 4).unbind(0)  # [batch, heads, sequence, head]
-        cos, sin = rotary_tables(
-            sequence, self.head_size, self.rotary_base, query.device, query.dtype
-        )
-        out = F.scaled_dot_product_attention(
-            apply_rotary(query, cos, sin), apply_rotary(key, cos, sin), value, is_causal=True
-        )
+        value = with_earlier_pieces(value, (self, "value"), dim=2)
+        end = value.shape[2]
+        tables = rotary_tables(end, self.head_size, self.rotary_base, query.device, query.dtype)
+        cos, sin = (table[end - sequence :] for table in tables)
+        key = with_earlier_pieces(apply_rotary(key, cos, sin), (self, "key"), dim=2)
+        out = attend_causally(apply_rotary(query, cos, sin), key, value)
         out = out.permute(2, 0, 1, 3).reshape(sequence, batch, hidden)
         projected: Tensor = self.linear_proj(out)
         return projected
@@ -156,7 +189,9 @@ class TransformerLayer(nn.Module):
             return branch
         assert key is not None, "dropout needs (step, microbatch)"
         generator = torch.Generator(branch.device)
-        generator.manual_seed(derive_seed(self.seed, self.layer_number, place, *key))
-        keep = torch.empty_like(branch, memory_format=torch.contiguous_format)
+        (step, microbatch), start = key[:2], sum(key[2:])
+        generator.manual_seed(derive_seed(self.seed, self.layer_number, place, step, microbatch))
+        keep = branch.new_empty(start + branch.shape[0], *branch.shape[1:])
         keep.bernoulli_(1.0 - self.dropout, generator=generator)
+        keep = keep[start:]
         return branch * keep / (1.0 - self.dropout)

@@ -20,6 +20,7 @@ from pipeloom.runtime.gradients import (
     reduce_tied_gradients,
 )
 from pipeloom.runtime.local import LocalTransport
+from pipeloom.runtime.pieces import with_earlier_pieces
 from pipeloom.runtime.pipeline import Pipeline, place_chunks
 from pipeloom.runtime.step import StepResult, bubble_ratio
 from pipeloom.runtime.threads import ThreadedTransport
@@ -48,4 +49,5 @@ __all__ = [
     "reduce_data_parallel_gradients",
     "reduce_tied_gradients",
     "split_batch",
+    "with_earlier_pieces",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,7 +14,10 @@ from pipeloom.runtime.structure import leaves_of, map_leaves
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["split_batch", "split_named"]
+__all__ = ["piece_sizes", "split_batch", "split_named", "split_sequences"]
+
+SequenceDim: TypeAlias = "int | Mapping[str, int | None] | None"
+"""Where the sequence is: a dimension, None for none, or that by name."""
 
 
 def split_batch(batch: Any, num_microbatches: int, name: str = "batch") -> list[Any]:
@@ -102,3 +105,100 @@ def _check_size(samples: int, num_microbatches: int, name: str) -> None:
                 "give at least one sample a microbatch, or plan fewer microbatches",
             )
         )
+
+
+def piece_sizes(length: int, num_pieces: int) -> list[int]:
+    """Positions of each piece of a sequence; the first ones may have one more.
+
+    Examples:
+        >>> piece_sizes(10, 4)
+        [3, 3, 2, 2]
+    """
+    short, longer = divmod(length, num_pieces)
+    return [short + (piece < longer) for piece in range(num_pieces)]
+
+
+def split_sequences(
+    parts: list[Any], num_pieces: int, sequence_dim: SequenceDim = 1, name: str = "batch"
+) -> list[Any]:
+    """Cut the sequences of microbatches into pieces.
+
+    Args:
+        parts: One entry a microbatch: a tensor, or tuples, lists and dicts of them. Numbers and
+            texts go to every piece.
+        num_pieces: Pieces of each.
+        sequence_dim: Dimension of the sequence in every tensor; None: it has none, and every piece
+            gets it whole. Or a mapping from a dict's key to that; a key that it lacks has 1.
+        name: What the caller calls them, for messages.
+
+    Returns:
+        One entry a piece, all of a microbatch's before the next one's.
+
+    Examples:
+        >>> import torch
+        >>> x = {"tokens": torch.arange(10).view(2, 5), "weight": torch.ones(2)}
+        >>> pieces = split_sequences([x], 2, {"weight": None})
+        >>> [tuple(piece["tokens"].shape) for piece in pieces]
+        [(2, 3), (2, 2)]
+    """
+    if num_pieces == 1:
+        return parts
+    pieces = []
+    for part in parts:
+        lengths: dict[int, str] = {}
+        pieces += _cut(part, num_pieces, sequence_dim, name, lengths)
+        if len(lengths) > 1:
+            shown = ", ".join(f"{size} in {where}" for size, where in lengths.items())
+            raise PipelineError(
+                with_hint(
+                    f"one microbatch has sequences of different lengths: {shown}",
+                    "sequence_dim={name: None} gives a tensor whole to every piece; or cut "
+                    "it yourself: a list with one entry a piece",
+                )
+            )
+    return pieces
+
+
+def _cut(
+    value: Any, num_pieces: int, dim: SequenceDim, name: str, lengths: dict[int, str]
+) -> list[Any]:
+    """The pieces of one value; notes where each length of a sequence was seen."""
+    if isinstance(value, dict):
+        own = {
+            key: _cut(
+                part,
+                num_pieces,
+                dim if dim is None or isinstance(dim, int) else dim.get(key, 1),
+                f"{name}[{key!r}]",
+                lengths,
+            )
+            for key, part in value.items()
+        }
+        return [{key: cut[piece] for key, cut in own.items()} for piece in range(num_pieces)]
+    if isinstance(value, tuple | list):
+        cuts = [_cut(part, num_pieces, dim, name, lengths) for part in value]
+        return [type(value)(cut[piece] for cut in cuts) for piece in range(num_pieces)]
+    where = dim if dim is None or isinstance(dim, int) else 1
+    if not isinstance(value, Tensor) or where is None:
+        return [value] * num_pieces
+    if not -value.dim() <= where < value.dim():
+        raise PipelineError(
+            with_hint(
+                f"{name} has a tensor of shape {tuple(value.shape)}, which has no dimension "
+                f"{where} to cut into {num_pieces} pieces",
+                "say where the sequence is: sequence_dim=0, or {name: dim} for the entries of a "
+                "dict, None for those that every piece gets whole",
+            )
+        )
+    length = value.shape[where]
+    if length < num_pieces:
+        raise PipelineError(
+            with_hint(
+                f"{name} has sequences of length {length} (dimension {where} of "
+                f"{tuple(value.shape)}) for {num_pieces} pieces",
+                "give longer sequences, name their dimension with sequence_dim, or plan fewer "
+                "num_seq_pieces",
+            )
+        )
+    lengths.setdefault(length, name)
+    return list(torch.split(value, piece_sizes(length, num_pieces), where))

@@ -41,7 +41,7 @@ LossFn: TypeAlias = "Callable[[Any], Any]"
 """Takes the last stage's output; gives (loss_sum, num_tokens) or (loss_sum, num_tokens, report)."""
 
 ForwardFn: TypeAlias = "Callable[[int, int, Any, bool | None], tuple[Any, LossFn | None]]"
-"""Runs a chunk: (chunk, microbatch, input or None, recompute or None) -> (output, loss_func)."""
+"""Runs a chunk: (chunk, unit, input or None, recompute or None) -> (output, loss_func)."""
 
 _Run: TypeAlias = "Callable[[Instruction, Any], None]"
 """Takes an op and its input: what a stage handed on, or None where that is data, loss or graph."""
@@ -92,6 +92,7 @@ class RankExecutor:
         self.program = program
         self.boundary = options.boundary
         self.rank = program.rank
+        # By unit.
         self.losses: dict[int, Tensor] = {}
         self.num_tokens: dict[int, Any] = {}
         self.reports: dict[int, Any] = {}
@@ -169,7 +170,7 @@ class RankExecutor:
     def _forward(self, op: Instruction, stage_input: Any) -> None:
         if stage_input is not None and self._training:
             self._inputs[op.cell] = _open(stage_input)
-        output, loss_func = self._chunk_forward(op.chunk, op.microbatch, stage_input, op.recompute)
+        output, loss_func = self._chunk_forward(op.chunk, op.unit, stage_input, op.recompute)
         if op.inner_end:
             self._take_loss(op, output, loss_func)
         elif op.hand_to >= 0:
@@ -189,9 +190,9 @@ class RankExecutor:
         return map_leaves(_detached, output)
 
     def _take_loss(self, op: Instruction, output: Any, loss_func: LossFn | None) -> None:
-        microbatch = op.microbatch
+        unit = op.unit
         if self._options.keep_outputs:
-            self.outputs[microbatch] = map_leaves(Tensor.detach, output)
+            self.outputs[unit] = map_leaves(Tensor.detach, output)
         if loss_func is None:
             if self._training:
                 raise TypeError(
@@ -202,10 +203,10 @@ class RankExecutor:
                 )
             return
         loss, *rest = _as_tuple(loss_func(output))
-        self.losses[microbatch] = loss.detach()
-        self.num_tokens[microbatch] = rest[0] if rest else 1  # on a GPU int() would wait
+        self.losses[unit] = loss.detach()
+        self.num_tokens[unit] = rest[0] if rest else 1  # on a GPU int() would wait
         if len(rest) > 1:
-            self.reports[microbatch] = rest[1]
+            self.reports[unit] = rest[1]
         if self._training:
             if loss.numel() != 1:
                 raise BoundaryError(
@@ -308,9 +309,10 @@ class RankExecutor:
         forward = op.action == RUN_FORWARD
         what, word = ("the activation", "RECV_F") if forward else ("the gradient", "RECV_B")
         peer = self.waiting_for.channel.source
+        piece = f", piece {op.piece}" if self.program.num_seq_pieces > 1 else ""
         return (
-            f"{place} and waits for {what} of microbatch {op.microbatch} "
-            f"({op.stage}{word}{op.microbatch}) from rank {peer}"
+            f"{place} and waits for {what} of microbatch {op.microbatch}{piece} "
+            f"({op.stage}{word}{op.unit}) from rank {peer}"
         )
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import pipeloom as pl
 from pipeloom.runtime.backward import full_backward, gradient_edges, input_gradient
+from pipeloom.runtime.batches import piece_sizes
 from pipeloom.runtime.errors import PipelineError, with_hint
 from pipeloom.runtime.executor import LossFn, StepOptions
 from pipeloom.runtime.local import LocalTransport
@@ -85,7 +86,7 @@ def forward_step_helper(
     model: Sequence[nn.Module],
     data_iterator: Sequence[Any],
     chunk_id: int,
-    microbatch: int,  # noqa: ARG001 - the iterator counts
+    unit: int,  # noqa: ARG001 - the iterator counts
     input_tensor: Tensor | None,
     checkpoint_activations_microbatch: bool | None,
 ) -> tuple[Tensor, LossFn | None]:
@@ -195,13 +196,17 @@ def _default_transport(model: Any) -> Transport:
 
 
 def _boundary(
+    plan: Plan,
     models: Mapping[int, Sequence[nn.Module]],
     seq_length: int | None,
     micro_batch_size: int | None,
     hidden_size: int | None,
     dtype: torch.dtype | None,
 ) -> Boundary:
-    """[sequence, batch, hidden], with what is not given taken from the chunks' config."""
+    """[sequence, batch, hidden], with what is not given taken from the chunks' config.
+
+    Sequences that the plan cuts are cut as `piece_sizes` says.
+    """
     chunk: Any = next(iter(models.values()))[0]
     while not hasattr(chunk, "config") and hasattr(chunk, "module"):
         chunk = chunk.module
@@ -222,10 +227,11 @@ def _boundary(
                 "give them, or variable_shapes=True to send shapes with the data",
             )
         )
-    return Boundary(
-        (int(seq_length or 0), int(micro_batch_size or 0), int(hidden_size or 0)),
-        dtype or torch.float32,
-    )
+    sizes = piece_sizes(int(seq_length or 0), plan.num_seq_pieces)
+    shapes = [(size, int(micro_batch_size or 0), int(hidden_size or 0)) for size in sizes]
+    if len(set(shapes)) == 1:
+        return Boundary(shapes[0], dtype or torch.float32)
+    return Boundary(shapes * plan.num_microbatches, dtype or torch.float32)
 
 
 def forward_backward(
@@ -259,10 +265,12 @@ def forward_backward(
         forward_step_func: Runs one chunk; see `forward_step`. On the last stage its loss function
             gives (loss_sum, num_tokens) or (loss_sum, num_tokens, report).
         data_iterator: One iterator a chunk (a list), or a mapping from rank to that. Each forward
-            of a chunk reads its own iterator, in the order of the microbatches.
+            of a chunk reads its own iterator, in the order of the microbatches. Where the plan
+            cuts sequences, items are pieces, cut into `runtime.batches.piece_sizes`.
         model: The chunks of this rank, or a mapping from rank to chunks: all ranks run here.
         num_microbatches: Number of microbatches of the step.
-        seq_length: First dimension of the tensors between stages.
+        seq_length: First dimension of the tensors between stages; of whole sequences where the
+            plan cuts them.
         micro_batch_size: Second dimension of the tensors between stages.
         forward_only: Evaluate: no backwards, no gradients.
         plan: Run this one. None: plan `schedule`; plans are kept from call to call.
@@ -332,7 +340,7 @@ def forward_backward(
         loss_scale=1.0 if loss_scale is None else loss_scale,
         boundary=Boundary(None)
         if variable_shapes or plan.num_stages == 1
-        else _boundary(models, seq_length, micro_batch_size, hidden_size, dtype),
+        else _boundary(plan, models, seq_length, micro_batch_size, hidden_size, dtype),
         record=record,
         on_gradients_ready=on_gradients_ready,
     )

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import pipeloom as pl
-from pipeloom.runtime.batches import split_batch, split_named
+from pipeloom.runtime.batches import SequenceDim, split_batch, split_named, split_sequences
 from pipeloom.runtime.errors import PipelineError, with_hint
 from pipeloom.runtime.executor import ForwardFn, LossFn, StepOptions
 from pipeloom.runtime.gradients import TiedWeight, clip_grad_norm
@@ -110,6 +110,8 @@ class Pipeline:
         order: `"plan"`: each rank runs its ops as planned. `"ready"`: the plan is a hint; a rank
             runs the first op whose input has arrived, within the plan's memory (docs/runtime.md).
             Losses and gradients are the same.
+        sequence_dim: For plans that cut sequences: dimension of the sequence in the batch, the
+            targets and the stage inputs; see `split_sequences`.
 
     Examples:
         >>> import pipeloom as pl, torch
@@ -137,6 +139,7 @@ class Pipeline:
         data_parallel_group: ProcessGroup | None = None,
         fingerprint: Mapping[str, str] | None = None,
         order: str = "plan",
+        sequence_dim: SequenceDim = 1,
     ) -> None:
         if order not in ("plan", "ready"):
             raise PipelineError(
@@ -158,6 +161,7 @@ class Pipeline:
         self.count = count
         self.data_parallel_group = data_parallel_group
         self.fingerprint = fingerprint
+        self.sequence_dim = sequence_dim
 
     def parameters(self) -> Iterable[nn.Parameter]:
         """Parameters of this process's chunks, each once, for an optimizer."""
@@ -180,7 +184,8 @@ class Pipeline:
 
         Args:
             batch: Input of the first stage: a tensor or a dict of tensors, cut along the first
-                dimension, or a list of microbatches. Ranks without a first stage pass None.
+                dimension, or a list of microbatches, or of their pieces. Ranks without a first
+                stage pass None.
             targets: Likewise for the loss; ranks without a last stage pass None.
             loss_scale: In place of 1 / count, for instance multiplied by a gradient scaler's.
             stage_inputs: Stage -> keyword arguments of its chunk beside what the stage before
@@ -236,8 +241,7 @@ class Pipeline:
         """
         plan = self.plan
         if num_microbatches is not None and num_microbatches != plan.num_microbatches:
-            schedule = "hanayo" if plan.placement == "v" else "forward_only"
-            plan = pl.plan(schedule, pp=plan.pp, vp=plan.vp, num_microbatches=num_microbatches)
+            plan = _plan_like(plan, num_microbatches)
         compiled = self._compile(plan, forward_only=True)
         parts, goals = self._parts(compiled, batch, targets, needs_targets=not keep_outputs)
         options = StepOptions(
@@ -288,18 +292,17 @@ class Pipeline:
     def _parts(
         self, compiled: CompiledPlan, batch: Any, targets: Any, *, needs_targets: bool = True
     ) -> tuple[list[Any], list[Any] | None]:
-        microbatches = compiled.num_microbatches
-        parts = [None] * microbatches
+        parts = [None] * compiled.num_units
         if any(program.hosts_input for program in compiled.programs.values()):
             if batch is None:
                 raise PipelineError(
                     with_hint("batch is missing on the rank of the first stage", "pass batch there")
                 )
-            parts = split_batch(batch, microbatches)
+            parts = self._units(compiled, batch, "batch")
         goals = None
         if any(program.hosts_loss for program in compiled.programs.values()):
             if targets is not None:
-                goals = split_batch(targets, microbatches, "targets")
+                goals = self._units(compiled, targets, "targets")
             elif needs_targets:
                 raise PipelineError(
                     with_hint(
@@ -307,6 +310,14 @@ class Pipeline:
                     )
                 )
         return parts, goals
+
+    def _units(self, compiled: CompiledPlan, value: Any, name: str) -> list[Any]:
+        """Microbatches, or their pieces where the plan cuts sequences."""
+        pieces = compiled.num_seq_pieces
+        if pieces > 1 and isinstance(value, list | tuple) and len(value) == compiled.num_units:
+            return list(value)
+        parts = split_batch(value, compiled.num_microbatches, name)
+        return split_sequences(parts, pieces, self.sequence_dim, name)
 
     def _scale(self, goals: list[Any] | None) -> float:
         """1 / count of the step. Only ranks of the last stage use it."""
@@ -328,10 +339,11 @@ class Pipeline:
         goals: list[Any] | None,
         stage_inputs: Mapping[int, Mapping[str, Any]] | None,
     ) -> StepResult:
-        extras = {
-            stage: split_named(extra, compiled.num_microbatches, f"stage_inputs[{stage}]")
-            for stage, extra in (stage_inputs or {}).items()
-        }
+        extras = {}
+        for stage, extra in (stage_inputs or {}).items():
+            name = f"stage_inputs[{stage}]"
+            named = split_named(extra, compiled.num_microbatches, name)
+            extras[stage] = split_sequences(named, compiled.num_seq_pieces, self.sequence_dim, name)
         places = list(compiled.plan.stages)
         forwards = {}
         for rank, chunks in self.chunks.items():
@@ -360,17 +372,27 @@ class Pipeline:
             return loss_fn(output, target), int(count(target))
 
         def forward(
-            chunk: int, microbatch: int, stage_input: Any, recompute: bool | None
+            chunk: int, unit: int, stage_input: Any, recompute: bool | None
         ) -> tuple[Any, LossFn | None]:
-            given = parts[microbatch] if stage_input is None else stage_input
+            given = parts[unit] if stage_input is None else stage_input
             module, own = chunks[chunk], extras[chunk]
-            extra = {} if own is None else own[microbatch]
+            extra = {} if own is None else own[unit]
             if recompute:
                 output = checkpoint(call_module, module, given, extra, use_reentrant=False)
             else:
                 output = call_module(module, given, extra)
             if goals is None:
                 return output, None
-            return output, partial(loss_of, goals[microbatch])
+            return output, partial(loss_of, goals[unit])
 
         return forward
+
+
+def _plan_like(plan: Plan, num_microbatches: int) -> Plan:
+    """An evaluation's plan over the stages of another, which it cuts sequences as."""
+    pieces, schedule = None, "hanayo" if plan.placement == "v" else "forward_only"
+    if plan.num_seq_pieces > 1 and plan.vp == 1:  # with more chunks no family has pieces
+        pieces, schedule = plan.num_seq_pieces, "seq1f1b"
+    return pl.plan(
+        schedule, pp=plan.pp, vp=plan.vp, num_microbatches=num_microbatches, num_seq_pieces=pieces
+    )

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from pipeloom.runtime.errors import PipelineError, with_hint
 from pipeloom.runtime.transport import BACKWARD, FORWARD, Channel, Key
 
 if TYPE_CHECKING:
@@ -34,8 +33,8 @@ NO_KEY = Key(-1, -1)
 class Instruction:
     """One op of a rank, ready to run.
 
-    A cell is the number of a (chunk, microbatch) on its rank: the place of its tensors in the
-    executor's tables.
+    A unit is a microbatch, or a piece of it where the plan cuts sequences. A cell is the number of
+    a (chunk, unit) on its rank: the place of its tensors in the executor's tables.
     """
 
     action: int
@@ -48,6 +47,10 @@ class Instruction:
     cell: int
     kind: int
     """Value of the op's `kind` column."""
+    unit: int = 0
+    """Its number in the plan's text: microbatch * num_seq_pieces + piece."""
+    piece: int = 0
+    """Piece of the sequence; 0 where it is not cut."""
     recompute: bool | None = None
     """The forward keeps only its input; the backward runs it again. None: the plan has no mask."""
     outer: bool = False
@@ -70,7 +73,7 @@ class Instruction:
     @property
     def text(self) -> str:
         """The op in the plan's words, such as `2F0`."""
-        return f"{self.stage}{_TEXT[self.kind]}{self.microbatch}"
+        return f"{self.stage}{_TEXT[self.kind]}{self.unit}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +88,9 @@ class Program:
     hosts_loss: bool
     """Whether a last stage is on this rank."""
     chunk_order: dict[int, tuple[int, ...]]
-    """The microbatches of each chunk in the order of its forwards."""
+    """The units of each chunk in the order of its forwards."""
+    num_seq_pieces: int
+    """Into how many pieces each sequence is cut."""
 
 
 @dataclass(eq=False)
@@ -108,6 +113,16 @@ class CompiledPlan:
         """Number of microbatches of a step."""
         return int(self.plan.num_microbatches)
 
+    @property
+    def num_seq_pieces(self) -> int:
+        """Number of pieces of each sequence."""
+        return int(self.plan.num_seq_pieces)
+
+    @property
+    def num_units(self) -> int:
+        """Number of microbatches times pieces of a step."""
+        return self.num_microbatches * self.num_seq_pieces
+
 
 @lru_cache(maxsize=64)
 def compile_plan(
@@ -123,18 +138,7 @@ def compile_plan(
 
     Returns:
         The programs, and what all ranks must agree on.
-
-    Raises:
-        PipelineError: The plan has ops that this runtime does not run.
     """
-    if plan.num_seq_pieces > 1:
-        raise PipelineError(
-            with_hint(
-                f"the plan cuts sequences into num_seq_pieces={plan.num_seq_pieces} pieces, "
-                "which the runtime does not run",
-                "plan with num_seq_pieces=1; longer sequences are run as more microbatches",
-            )
-        )
     if plan.pp > 1 and plan.style is None:
         plan = plan.lower("auto", backend=backend)
     stages = list(plan.stages)
@@ -172,10 +176,11 @@ def _digest(plan: Plan, forward_only: bool) -> str:
             hasher.update(columns[name].tobytes())
     for place in plan.stages:
         hasher.update(repr(place).encode())
+    pieces = f" num_seq_pieces={plan.num_seq_pieces}" if plan.num_seq_pieces > 1 else ""
     evaluation = ", forwards only" if forward_only else ""
     return (
-        f"{plan.schedule} pp={plan.pp} vp={plan.vp} num_microbatches={plan.num_microbatches} "
-        f"p2p={plan.style}{evaluation} ({hasher.hexdigest()[:12]})"
+        f"{plan.schedule} pp={plan.pp} vp={plan.vp} num_microbatches={plan.num_microbatches}"
+        f"{pieces} p2p={plan.style}{evaluation} ({hasher.hexdigest()[:12]})"
     )
 
 
@@ -186,7 +191,8 @@ class _Compiler:
         self, plan: Plan, stages: list[tuple[int, int]], per_replica: int, forward_only: bool
     ) -> None:
         self.plan = plan
-        self.num_microbatches: int = plan.num_microbatches
+        self.num_seq_pieces: int = plan.num_seq_pieces
+        self.num_units: int = plan.num_microbatches * plan.num_seq_pieces
         self.stages = stages
         self.per_replica = per_replica
         self.forward_only = forward_only
@@ -199,6 +205,7 @@ class _Compiler:
         kinds, stages, microbatches = columns["kind"], columns["stage"], columns["microbatch"]
         peers = columns.get("peer", [0] * len(kinds))
         mask = self.plan.recompute_mask(rank) is not None or any(columns["recompute"])
+        pieces = columns.get("piece", [0] * len(kinds))
         instructions = []
         order: dict[int, list[int]] = {}
         for position, (kind, stage, microbatch) in enumerate(
@@ -206,19 +213,22 @@ class _Compiler:
         ):
             if self.forward_only and kind not in (_F, _SEND_F, _RECV_F):
                 continue
-            chunk = self.stages[stage][1]
+            chunk, piece = self.stages[stage][1], pieces[position]
+            unit = microbatch * self.num_seq_pieces + piece
             instruction = Instruction(
                 action=_action(kind),
                 position=position,
                 stage=stage,
                 chunk=chunk,
                 microbatch=microbatch,
-                cell=self._cell(stage, microbatch),
+                cell=self._cell(stage, unit),
                 kind=kind,
+                unit=unit,
+                piece=piece,
                 reads_inbox=kind in (_F, _RECV_F),
             )
             if kind == _F:
-                order.setdefault(chunk, []).append(microbatch)
+                order.setdefault(chunk, []).append(unit)
             if mask:
                 instruction.recompute = bool(columns["recompute"][position])
             if instruction.action in (SEND, RECV):
@@ -231,15 +241,15 @@ class _Compiler:
         return Program(
             rank=rank,
             instructions=tuple(instructions),
-            num_cells=self.num_microbatches
-            * max((self.stages[stage][1] + 1 for stage in own), default=0),
+            num_cells=self.num_units * max((self.stages[stage][1] + 1 for stage in own), default=0),
             hosts_input=any(self._is_first(stage) for stage in own),
             hosts_loss=any(self._is_last(stage) for stage in own),
             chunk_order={chunk: tuple(units) for chunk, units in order.items()},
+            num_seq_pieces=self.num_seq_pieces,
         )
 
-    def _cell(self, stage: int, microbatch: int) -> int:
-        return self.stages[stage][1] * self.num_microbatches + microbatch
+    def _cell(self, stage: int, unit: int) -> int:
+        return self.stages[stage][1] * self.num_units + unit
 
     def _is_first(self, stage: int) -> bool:
         return stage % self.per_replica == 0
@@ -256,9 +266,9 @@ class _Compiler:
         op.outer, op.inner_end = starts, ends
         op.received = not starts and self.stages[op.stage - step][0] != rank
         if not ends:
-            op.key = Key(op.stage if forward else op.stage - 1, op.microbatch)
+            op.key = Key(op.stage if forward else op.stage - 1, op.unit)
             if self.stages[op.stage + step][0] == rank:
-                op.hand_to = self._cell(op.stage + step, op.microbatch)
+                op.hand_to = self._cell(op.stage + step, op.unit)
 
 
 def _action(kind: int) -> int:
@@ -277,7 +287,7 @@ def _route_transfer(op: Instruction, rank: int, peer: int) -> None:
     op.channel = Channel(source, destination, direction)
     # SEND_F and RECV_B stand behind their stage, RECV_F and SEND_B before it.
     behind = op.kind in (_SEND_F, _RECV_B)
-    op.key = Key(op.stage if behind else op.stage - 1, op.microbatch)
+    op.key = Key(op.stage if behind else op.stage - 1, op.unit)
 
 
 def _mark_last_backwards(instructions: list[Instruction]) -> None:

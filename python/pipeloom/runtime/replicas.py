@@ -75,16 +75,17 @@ def share_losses(plan: Plan, transport: Transport, executors: Sequence[RankExecu
     ends = sorted(rank for rank, _ in list(plan.stages)[per_replica - 1 :: per_replica])
     if len(ends) == 1 or len(transport.local_ranks) == plan.pp:
         return
+    units = plan.num_microbatches * plan.num_seq_pieces
     for executor in executors:
         if executor.rank not in ends or not executor.losses:
             continue
         one = next(iter(executor.losses.values()))
         # Zeros are added: in float64 every loss comes through unchanged.
-        table = torch.zeros(plan.num_microbatches, 2, dtype=torch.float64, device=one.device)
-        for microbatch, loss in executor.losses.items():
-            table[microbatch, 0] = loss.reshape(())
-            table[microbatch, 1] = executor.num_tokens[microbatch]
+        table = torch.zeros(units, 2, dtype=torch.float64, device=one.device)
+        for unit, loss in executor.losses.items():
+            table[unit, 0] = loss.reshape(())
+            table[unit, 1] = executor.num_tokens[unit]
         transport.all_reduce({executor.rank: table}, ends)
-        for microbatch, (loss, num_tokens) in enumerate(table):
-            executor.losses[microbatch] = loss.to(one.dtype).reshape(one.shape)
-            executor.num_tokens[microbatch] = int(num_tokens)
+        for unit, (loss, num_tokens) in enumerate(table):
+            executor.losses[unit] = loss.to(one.dtype).reshape(one.shape)
+            executor.num_tokens[unit] = int(num_tokens)

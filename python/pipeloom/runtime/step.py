@@ -13,6 +13,7 @@ from pipeloom.runtime.data_parallel import ChunkReduction
 from pipeloom.runtime.errors import PipelineError, with_hint
 from pipeloom.runtime.executor import Event, ForwardFn, RankExecutor, StepOptions
 from pipeloom.runtime.gradients import GradientStash, reduce_tied_gradients
+from pipeloom.runtime.piecewise import PieceExecutor, ReadyPieceExecutor
 from pipeloom.runtime.ready import ReadyExecutor
 from pipeloom.runtime.replicas import replica_weights, share_losses
 
@@ -39,9 +40,9 @@ class StepResult:
     num_tokens: list[int] = field(default_factory=list)
     """Each microbatch's number of tokens."""
     reports: list[Any] = field(default_factory=list)
-    """What loss functions gave beside, by microbatch."""
+    """What loss functions gave beside, by microbatch; of cut sequences by piece."""
     outputs: list[Tensor] = field(default_factory=list)
-    """The last stage's outputs by microbatch, if they were asked for."""
+    """The last stage's outputs by microbatch, if they were asked for; of cut sequences by piece."""
     events: list[Event] = field(default_factory=list)
     """Executed ops of this process's ranks, if recorded."""
 
@@ -105,21 +106,22 @@ def run_step(
                 "leave torch.no_grad(), or evaluate with forward_only=True",
             )
         )
-    options.boundary.check_count(compiled.num_microbatches)
+    options.boundary.check_count(compiled.num_units)
     if transport.backend is not None:  # one process agrees with itself
         transport.agree(
             {
                 "plan": compiled.digest,
-                "boundary": options.boundary.describe(
-                    compiled.plan.num_stages, compiled.num_microbatches
-                ),
+                "boundary": options.boundary.describe(compiled.plan.num_stages, compiled.num_units),
                 **versions(),
                 **(fingerprint or {}),
             }
         )
     transport.open(compiled.channels)
     count = training and loss_scale is None
-    executor = ReadyExecutor if options.order == "ready" else RankExecutor
+    plain, ready = RankExecutor, ReadyExecutor
+    if compiled.num_seq_pieces > 1:
+        plain, ready = PieceExecutor, ReadyPieceExecutor
+    executor = ready if options.order == "ready" else plain
     models = models or {}
     copies = replica_weights(compiled.plan, models) if training and models else []
     reduction = ChunkReduction(models if training else {})
@@ -141,7 +143,7 @@ def run_step(
         if count:
             stash.scale(loss_scale)
     share_losses(compiled.plan, transport, executors)
-    return _collect(executors, loss_scale)
+    return _collect(executors, loss_scale, compiled.num_seq_pieces)
 
 
 def _chain(
@@ -176,7 +178,7 @@ def _counted_scale(
     return 1.0 / max(float(total), 1.0)
 
 
-def _collect(executors: list[RankExecutor], loss_scale: float) -> StepResult:
+def _collect(executors: list[RankExecutor], loss_scale: float, num_pieces: int) -> StepResult:
     losses: dict[int, Tensor] = {}
     num_tokens: dict[int, Any] = {}
     reports: dict[int, Any] = {}
@@ -188,6 +190,7 @@ def _collect(executors: list[RankExecutor], loss_scale: float) -> StepResult:
         reports |= executor.reports
         outputs |= executor.outputs
         events += executor.events
+    losses, num_tokens = _whole(losses, num_pieces), _whole(num_tokens, num_pieces)
     order = sorted(losses)
     return StepResult(
         loss=_sum_in_order([losses[microbatch] for microbatch in order], loss_scale),
@@ -206,3 +209,14 @@ def _sum_in_order(losses: list[Tensor], loss_scale: float) -> Tensor | None:
     scaled = torch.stack([x.reshape(()) if x.dim() else x for x in losses]) * loss_scale
     first, *others = scaled.unbind()
     return sum(others, start=first)
+
+
+def _whole(by_unit: dict[int, Any], num_pieces: int) -> dict[int, Any]:
+    """What each microbatch's pieces have, added up in their order."""
+    if num_pieces == 1:
+        return by_unit
+    sums: dict[int, Any] = {}
+    for unit in sorted(by_unit):
+        value, microbatch = by_unit[unit], unit // num_pieces
+        sums[microbatch] = sums[microbatch] + value if microbatch in sums else value
+    return sums

@@ -39,7 +39,9 @@ class Channel(NamedTuple):
 class Key(NamedTuple):
     """Which message: the tensor between stages `stage` and `stage + 1` of one microbatch.
 
-    The activation and its gradient have the same key on their two channels.
+    Where the plan cuts sequences, `microbatch` numbers their pieces as the plan's text does:
+    microbatch * num_seq_pieces + piece. The activation and its gradient have the same key on their
+    two channels.
     """
 
     stage: int
@@ -55,8 +57,9 @@ class Boundary:
 
     Attributes:
         shape: Shape of each of them; or one shape a microbatch; or a function of
-            (stage, microbatch) for the tensor behind `stage`. None: not known up front, so each
-            message is preceded by its shape.
+            (stage, microbatch) for the tensor behind `stage`. Where the plan cuts sequences, a
+            piece takes the place of a microbatch. None: not known up front, so each message is
+            preceded by its shape.
         dtype: Their floating-point dtype. With `shape=None` it goes with the message too.
     """
 

@@ -89,6 +89,7 @@ class TrainingArguments:
         None, "layers of each stage, as in 'Et*3|(tt|)*29,m|L' (default: even)", option="layout"
     )
     microbatch_group_size: int | None = _option(None, "microbatches before the next chunk")
+    num_seq_pieces: int | None = _option(None, "pieces of each sequence, for seq1f1b")
     num_microbatches_with_partial_activation_checkpoints: int | None = _option(
         None, "of each warm-up + 1 forward steps, how many keep all activations (default: all)"
     )
@@ -190,10 +191,12 @@ class TrainingArguments:
                 vp=vp,
                 num_microbatches=self.num_microbatches,
                 microbatch_group_size=self.microbatch_group_size,
+                num_seq_pieces=self.num_seq_pieces,
                 num_microbatches_with_partial_activation_checkpoints=partial,
             )
         for name, value in (
             ("microbatch_group_size", self.microbatch_group_size),
+            ("num_seq_pieces", self.num_seq_pieces),
             ("recompute", partial),
         ):
             if value is not None:
@@ -215,10 +218,10 @@ class TrainingArguments:
             )
         if plan.forward_only or plan.schedule == "forward_only":
             raise ConfigError(f"{what} has no backward, so it trains nothing\nhint: 1f1b has")
-        if plan.schedule == "seq1f1b" or plan.num_seq_pieces > 1:
+        if plan.num_seq_pieces > self.seq_length:
             raise ConfigError(
-                f"{what} cuts sequences into pieces, which training does not do\n"
-                "hint: 1f1b with a smaller --micro-batch-size has microbatches as small"
+                f"{what} cuts sequences into num_seq_pieces={plan.num_seq_pieces} pieces, but "
+                f"they have seq_length={self.seq_length}\nhint: give each piece at least one token"
             )
         if plan.style is not None and self.p2p != "auto":
             raise ConfigError(
@@ -231,7 +234,14 @@ class TrainingArguments:
         return self._plan
 
     def make_evaluation_plan(self, num_microbatches: int) -> pipeloom.Plan:
-        """The compute order of an evaluation, with its own m on the same chunks."""
+        """The compute order of an evaluation, with its own m on the same chunks and pieces."""
+        if self._plan.num_seq_pieces > 1 and self.vp == 1:
+            return pipeloom.plan(
+                "seq1f1b",
+                pp=self.pp,
+                num_microbatches=num_microbatches,
+                num_seq_pieces=self._plan.num_seq_pieces,
+            )
         if self._plan.placement == "loop":
             return pipeloom.plan(
                 "forward_only", pp=self.pp, vp=self.vp, num_microbatches=num_microbatches

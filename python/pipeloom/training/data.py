@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pipeloom.runtime.batches import piece_sizes
 from pipeloom.training.corpus import load_corpus
 from pipeloom.training.errors import DataError
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Microbatch(NamedTuple):
-    """What one forward step reads."""
+    """What one forward step reads: a microbatch, or a piece of its sequences."""
 
     step: int
     """The optimizer step."""
@@ -32,6 +33,8 @@ class Microbatch(NamedTuple):
     """Ids, `[micro_batch_size, seq_length]`."""
     labels: Tensor
     """The id that follows each, same shape."""
+    start: int = 0
+    """Position of the first in its sample."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,7 @@ def microbatches(
     num_microbatches: int,
     micro_batch_size: int,
     first_number: int = 0,
+    num_seq_pieces: int = 1,
     device: torch.device | str = "cpu",
 ) -> Iterator[Microbatch]:
     """The microbatches of one step; every chunk gets an iterator of its own.
@@ -99,13 +103,20 @@ def microbatches(
         num_microbatches: Microbatches of the step.
         micro_batch_size: Samples of each.
         first_number: Number of the first microbatch: those before are other pipelines'.
+        num_seq_pieces: Pieces of each microbatch, given one after another.
         device: Where the ids go.
     """
+    sizes = piece_sizes(dataset.seq_length, num_seq_pieces)
     for index in range(num_microbatches):
         start = first_sample + (first_number + index) * micro_batch_size
         rows = np.stack([dataset.sample(start + row) for row in range(micro_batch_size)])
         ids = torch.from_numpy(rows).to(device)
-        yield Microbatch(step, first_number + index, ids[:, :-1], ids[:, 1:])
+        begin = 0
+        for size in sizes:
+            end = begin + size
+            tokens, labels = ids[:, begin:end], ids[:, begin + 1 : end + 1]
+            yield Microbatch(step, first_number + index, tokens, labels, begin)
+            begin = end
 
 
 def train_valid_test_datasets_provider(

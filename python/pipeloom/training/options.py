@@ -22,7 +22,7 @@ FREE_TO_CHANGE = frozenset(
         *("eval_interval", "eval_microbatches", "log_interval", "timeout_s", "tensorboard"),
         "profile",
         *("pp", "vp", "schedule", "layout_text", "plan", "microbatch_group_size", "recompute"),
-        *("num_microbatches_with_partial_activation_checkpoints", "p2p"),
+        *("num_seq_pieces", "num_microbatches_with_partial_activation_checkpoints", "p2p"),
         # As long as their product stays: so many microbatches make a step.
         *("dp", "num_microbatches"),
     }
@@ -30,6 +30,7 @@ FREE_TO_CHANGE = frozenset(
 # What a plan says by itself.
 _OF_THE_PLAN = (
     *("pp", "vp", "schedule", "num_microbatches", "microbatch_group_size", "recompute"),
+    "num_seq_pieces",
     "num_microbatches_with_partial_activation_checkpoints",
 )
 
@@ -162,6 +163,8 @@ def _resumed(given: dict[str, Any]) -> TrainingArguments:
             stored[name] = None
         if stored["schedule"] == "csv":
             del stored["schedule"]
+    if {"schedule", "plan"} & given.keys():
+        stored["num_seq_pieces"] = None
     if {"recompute", "num_microbatches_with_partial_activation_checkpoints"} & given.keys():
         stored |= {
             "recompute": False,

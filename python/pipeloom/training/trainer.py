@@ -47,7 +47,7 @@ def forward_step(
     """Runs one chunk on its next microbatch.
 
     Args:
-        data_iterator: The chunk's own; each chunk reads every microbatch.
+        data_iterator: The chunk's own; each chunk reads every microbatch, or every piece.
         model_chunk: Where the runtime has set the input tensor.
         checkpoint_activations_microbatch: Whether to store only the chunk's input.
 
@@ -58,7 +58,7 @@ def forward_step(
     output = model_chunk(
         batch.tokens,
         batch.labels,
-        dropout_key=(batch.step, batch.number),
+        dropout_key=(batch.step, batch.number, batch.start),
         checkpoint_activations=bool(checkpoint_activations_microbatch),
     )
     return output, loss_func
@@ -135,6 +135,7 @@ class Trainer:
                 num_microbatches=num_microbatches,
                 micro_batch_size=args.micro_batch_size,
                 first_number=part * num_microbatches,
+                num_seq_pieces=plan.num_seq_pieces,
                 device=self.session.device,
             )
 

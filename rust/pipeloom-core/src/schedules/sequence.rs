@@ -14,7 +14,7 @@ pub(super) static SEQ_1F1B: Family = Family {
     constraints: "vp = 1; causal attention",
     chunks: Chunks::Exactly(1),
     placement: Placement::Loop,
-    arguments: &[Argument::SeqPieces],
+    arguments: &[Argument::SeqPieces, Argument::PartialCheckpoints],
     validate: accept,
     rule: Rule::Closed(|shape, params, rank| {
         let units = shape.num_units();

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import links
 import runtime
+import starting
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -160,4 +161,5 @@ GROUPS = [
     Group("overlap", overlap, 5),
     Group("late", late, 5),
     Group("threads", threads, 3),
+    Group("start", starting.measure, 10),
 ]

@@ -4,7 +4,6 @@ import json
 import os
 import pty
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -164,6 +163,17 @@ SHAPE = ("--pp", "4", "-m", "8")
         (("show", "runs"), "holds no profile.json"),
         (("show", "list.json"), "is no profile"),
         (("show", "runs/train-1", "--pp", "4"), "--pp has no use with a run"),
+        (("show", "1f1b", *SHAPE, "--ranks=-1:2"), "-1:2 is out of range"),
+        (("show", "1f1b", *SHAPE, "--png", "x.png", "--width", "9"), "width=9 is out of range"),
+        (("show", "1f1b", *SHAPE, "--png", "x.png", "--width", "90000"), "width=90000"),
+        (("show", "1f1b", *SHAPE, "--html", "x.html", "--from", "99"), "shows nothing"),
+        (("show", "1f1b", *SHAPE, "--html", "x.html", "--to", "nan"), "NaN"),
+        (("show", "1f1b", *SHAPE, "--html", "x.html", "--ranks", "2:9"), "out of range for pp=4"),
+        (("show", "1f1b", *SHAPE, "--from", "1e300"), "1e300"),
+        (("show", "1f1b", *SHAPE, "--latency", "1,2"), "latency"),
+        (("show", "1f1b", "--pp", "1000", "-m", "100000"), "too big to draw"),
+        (("plan", "1f1b", *SHAPE, "--save", "."), "can't write .: Is a directory"),
+        (("show", "--plan", "."), "'.'"),
         (("completion", "csh"), "invalid choice: 'csh'"),
     ],
 )
@@ -321,7 +331,10 @@ def test_compare_leaves_out_what_does_not_fit_and_draws_the_rest(run):
 @pytest.mark.usefixtures("folder")
 def test_show_draws_a_run_below_its_plan(run):
     _, text, _ = run("show", "runs/train-1")
-    assert text.count("1f1b  pp=4 vp=1 m=8   makespan 33   bubble 27.3%") == 2
+    head = "1f1b  pp=4 vp=1 m=8   {}   makespan 33   bubble 27.3%"
+    assert head.format("plan, ms, at the measured costs") in text
+    assert head.format("run, step 1, ms") in text
+    assert text.count("6 (4 to 10): waits for B0 of rank 1") == 2
     assert "step: planned 33 ms, ran 33 ms (+0.0%)" in text
     _, text, _ = run("show", "runs/train-1", "--backward", "1", "--latency", "0", "--json")
     found = json.loads(text)
@@ -337,29 +350,11 @@ def test_show_draws_a_run_below_its_plan(run):
     assert json.loads(Path("r.json").read_text())["traceEvents"]
 
 
-def test_completion_offers_commands_schedules_and_options(run, tmp_path):
+def test_completion_knows_commands_schedules_and_options(run):
     words = json.loads(run("completion", "bash", "--json")[1])
     assert set(words) == set(cli.COMMANDS)
     assert {"--critical-path", "zb_h1"} <= set(words["show"])
-    script = tmp_path / "complete"
-    for shell in ("bash", "zsh", "fish"):
-        script.write_text(run("completion", shell)[1])
-        if shutil.which(shell):
-            subprocess.run([shell, "-n", script], check=True)
-    script.write_text(run("completion", "bash")[1])
-
-    def completed(*line: str) -> list[str]:
-        command = (
-            f"source {script}; COMP_WORDS=({' '.join(line)}); COMP_CWORD={len(line) - 1}; "
-            '_pipeloom; echo "${COMPREPLY[@]}"'
-        )
-        return subprocess.run(
-            ["bash", "-c", command], check=True, capture_output=True, text=True
-        ).stdout.split()
-
-    assert completed("pipeloom", "com") == ["compare", "completion"]
-    assert completed("pipeloom", "show", "zb_h") == ["zb_h1", "zb_h2"]
-    assert completed("pipeloom", "show", "--crit") == ["--critical-path"]
+    assert {"bash", "zsh", "fish"} <= set(words["completion"])
 
 
 @pytest.mark.usefixtures("folder")

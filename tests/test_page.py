@@ -5,11 +5,12 @@ import re
 import shutil
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
 import pipeloom as pl
-from pipeloom import plot
+from pipeloom import page, plot
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
@@ -46,7 +47,10 @@ function place(name, of = panel) {
     const lane = of.plan.ranks[rank];
     for (let at = 0; at < lane.kind.length; at++)
       if (of.plan.opName(rank, at) === name)
-        return [of.x((lane.start[at] + lane.end[at]) / 2), rank * of.pitch + of.row / 4];
+        return [
+          of.x((lane.start[at] + lane.end[at]) / 2),
+          (rank - of.first) * of.pitch + of.row / 4,
+        ];
   }
 }
 function send(type, [x, y], more = {}, of = panel) {
@@ -85,6 +89,33 @@ found.hidden = document.getElementById("tip").style.display;
     assert "no wait: last needed 0F0 before it on this rank" in found["0F1"]
     assert "on the critical path" in found["1F0"]
     assert found["hidden"] == "none"
+
+
+@needs_chromium
+def test_idle_places_tell_what_they_wait_for(tmp_path):
+    found = browse(
+        tmp_path,
+        plot.html(timeline(m=8), ranks=(1, 3)),
+        HELPERS
+        + """
+const at = (time, rank) => [panel.x(time), (rank - panel.first) * panel.pitch + panel.row / 2];
+for (const [name, time, rank] of [["first", 0.5, 1], ["long", 5, 1], ["done", 32, 2]]) {
+  send("pointermove", at(time, rank));
+  found[name] = document.getElementById("tip").textContent;
+}
+found.rows = [panel.first, panel.count, panel.canvas.clientHeight];
+send("pointermove", at(0.5, 3));
+found.outside = document.getElementById("tip").style.display;
+found.idle = panel.plan.facts.idle;
+""",
+    )
+    assert found["first"] == "rank 1 idle from 0 to 1: waits for 0F0 from rank 0 before 1F0"
+    assert found["long"] == "rank 1 idle from 4 to 8: waits for 2B0 from rank 2 before 1B0"
+    assert found["done"] == "rank 2 idle from 29 to 33: done"
+    assert found["rows"][:2] == [1, 2]
+    assert found["rows"][2] < 100
+    assert found["outside"] == "none"
+    assert found["idle"] == "27.3% 27.3% 27.3% 27.3%"
 
 
 @needs_chromium
@@ -181,6 +212,49 @@ found.boxes = panels[0].boxes;
     )
     assert 1000 < found["boxes"] < 60_000  # no more than pixels can show
     assert found["ms"] < 5000
+
+
+@needs_chromium
+def test_keys_zoom_and_pan(tmp_path):
+    found = browse(
+        tmp_path,
+        plot.html(timeline(m=8)),
+        """
+const press = (key) => { dispatchEvent(new KeyboardEvent("keydown", { key })); drawNow(); };
+press("+"); press("+");
+found.zoomed = (view.to - view.from) / (whole.to - whole.from);
+const before = view.from;
+press("ArrowRight");
+found.right = view.from - before;
+press("ArrowLeft"); press("ArrowLeft");
+found.left = view.from - before;
+press("-"); press("0");
+found.whole = [view.from, view.to];
+""",
+    )
+    assert found["zoomed"] == pytest.approx(0.49)
+    assert found["right"] > 0 > found["left"]
+    assert found["whole"] == [0, 33]
+
+
+def test_words_of_the_page_have_contrast():
+    template = (Path(page.__file__).parent / "page.html").read_text()
+    schemes = [
+        dict(re.findall(r"--(\w+): (#\w+)", s)) for s in re.findall(r":root \{.*?\}", template)
+    ]
+    assert len(schemes) == 2
+
+    def luminance(color):
+        digits = color.removeprefix("#")
+        digits = "".join(2 * d for d in digits) if len(digits) == 3 else digits
+        channels = [int(digits[at : at + 2], 16) / 255 for at in (0, 2, 4)]
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    for scheme in schemes:
+        for ink in ("text", "edge"):
+            dark, light = sorted((luminance(scheme[ink]), luminance(scheme["paper"])))
+            assert (light + 0.05) / (dark + 0.05) >= 4.5, (scheme, ink)
 
 
 def test_the_page_loads_nothing_and_holds_any_name():

@@ -84,6 +84,8 @@ def test_ranks_that_took_turns_are_shown_side_by_side():
     profile = Profile(plan, side_by_side=False)
     profile.add(1, turns)
     assert profile.drawing().extent == pytest.approx((0, timeline.makespan))
+    # The picture itself says that its times are no clock's.
+    assert "replayed: ranks of one process took turns" in profile.drawing().headline
     assert all(abs(op.late) < 1e-6 for op in profile.compare(timeline))
 
 

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 
 import pipeloom as pl
 from pipeloom import cli, plot
+from pipeloom._core import Drawing
 from pipeloom.testing import costs, plans
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -103,6 +105,26 @@ def test_trace_slices_nest_and_each_arrow_has_two_ends(case):
             for start, end in threads[received["pid"], received["tid"]]
         )
     assert len(arrows) == num_messages(plan)
+
+
+@pytest.mark.skipif(
+    shutil.which("trace_processor_shell") is None, reason="trace_processor_shell is not installed"
+)
+def test_perfettos_trace_processor_reads_the_trace(tmp_path):
+    plan = pl.plan("interleaved_1f1b", pp=4, vp=2, num_microbatches=8).lower("streams")
+    timeline = plan.simulate(pl.Costs(latency=0.25), semantics="streams")
+    (tmp_path / "trace.json").write_text(plot.trace(timeline))
+    query = (
+        "select (select count(*) from slice) || ' ' || (select count(*) from flow) || ' ' || "
+        "(select ifnull(sum(value), 0) from stats where severity = 'error') as found"
+    )
+    (tmp_path / "query.sql").write_text(query)
+    command = ["trace_processor_shell", "-q", tmp_path / "query.sql", tmp_path / "trace.json"]
+    found = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    numbers = re.search(r"(\d+) (\d+) (\d+)", found)
+    assert numbers, found
+    # Slices that don't nest and flows without two ends are errors there.
+    assert [int(number) for number in numbers.groups()] == [plan.num_ops, num_messages(plan), 0]
 
 
 def num_messages(plan: pl.Plan) -> int:
@@ -262,6 +284,74 @@ def test_png_is_written_for_any_part(tmp_path):
         head = path.read_bytes()[:24]
         assert head[:8] == b"\x89PNG\r\n\x1a\n"
         assert int.from_bytes(head[16:20], "big") == 640
+
+
+@given(timelines())
+def test_waits_and_work_fill_the_makespan(case):
+    plan, timeline = case
+    drawing = Drawing.predicted(timeline)
+    idle = [0.0] * plan.pp
+    for rank, start, end, _, _ in drawing.waits((None, None, None)):
+        idle[rank] += end - start
+    for rank in range(plan.pp):
+        share = idle[rank] / timeline.makespan if timeline.makespan else 0
+        assert share == pytest.approx(timeline.bubble(rank), abs=1e-9)
+        assert drawing.idle_percent[rank] == pytest.approx(100 * share, abs=0.5001)
+
+
+def test_pictures_say_who_waits_for_what_and_what_could_be_gained():
+    timeline = pl.plan("1f1b", pp=4, num_microbatches=8).simulate(pl.Costs())
+    picture = plot.svg(timeline, memory=True, width=1400)
+    root = ET.fromstring(picture)
+    words = [text.text for text in root.iter(f"{SVG}text")]
+    assert words.count("waits for B0 of rank 1") == 1
+    assert words.count("27% idle") == 4
+    assert {"peak 4", "peak 3", "peak 2", "peak 1"} <= set(words)
+    assert "memory, all ranks to one scale; a forward adds 1" in words
+    # The busiest rank works for 24; a bound on 1F1B's orders is its makespan.
+    assert {"24", "33"} <= set(words)
+    assert "work of the busiest rank: no schedule is faster" in words
+    assert "lower bound: no order of these ops is faster" in words
+    # A window before both has neither line, nor their meanings.
+    part = ET.fromstring(plot.svg(timeline, window=(0, 20)))
+    assert not any("is faster" in (text.text or "") for text in part.iter(f"{SVG}text"))
+    titles = [title.text for title in root.iter(f"{SVG}title")]
+    assert "rank 0 idle, 4 to 10: waits for B0 of rank 1" in titles
+
+
+def test_a_png_of_several_plans_has_all_of_them(tmp_path, refused):
+    made = [
+        pl.plan(name, pp=2, num_microbatches=4).simulate(pl.Costs()) for name in ("1f1b", "zb_h1")
+    ]
+    height = {}
+    for name, what in (("one", made[0]), ("both", made)):
+        path = tmp_path / f"{name}.png"
+        plot.png(what, path, memory=True, critical_path=True)
+        height[name] = int.from_bytes(path.read_bytes()[20:24], "big")
+    assert height["both"] > 1.9 * height["one"]
+    # A run knows neither memory nor critical path; its plan beside it does.
+    run = plot.measured(made[0].plan, *([c(r) * 1.0 for r in (0, 1)] for c in times(made[0])))
+    plot.png([made[0], run], tmp_path / "run.png", memory=True, critical_path=True)
+    window = {"window": (0, 1)}
+    refused(pl.ConfigError, lambda: plot.png(made, tmp_path / "x.png", **window), "drawn whole")
+    refused(pl.ConfigError, lambda: plot.png([], tmp_path / "x.png"), "there must be one")
+
+
+def times(timeline):
+    return timeline.start, timeline.end
+
+
+def test_grids_draw_memory_below_each_rank(refused):
+    timeline = pl.plan("1f1b", pp=2, num_microbatches=3).simulate(pl.Costs())
+    lines = plot.grid(timeline, memory=True).splitlines()
+    # One character a time unit would be 3 wide: F0 takes 0 to 1 and leaves 1.
+    assert lines[3].startswith("peak 2 |000111222222")
+    assert lines[5].startswith("peak 1 |000000111111000")
+    assert lines[-1] == "memory, all ranks to one scale; a forward adds 1; digits are memory"
+    bars = plot.grid(timeline, memory=True, color=True).splitlines()
+    assert bars[3].startswith("peak 2 |   ▄▄▄██████")
+    run = plot.measured(timeline.plan, *([c(r) * 1.0 for r in (0, 1)] for c in times(timeline)))
+    refused(pl.ConfigError, lambda: plot.grid(run, memory=True), "knows no memory")
 
 
 def test_loss_curves_are_drawn(tmp_path, refused):

@@ -11,6 +11,7 @@ _Number: TypeAlias = SupportsFloat | SupportsIndex
 _Numbers: TypeAlias = _Number | Sequence[_Number] | NDArray[Any]
 _Links: TypeAlias = _Number | Sequence[Sequence[_Number]] | NDArray[Any]
 _Part: TypeAlias = tuple[float | None, float | None, tuple[int, int] | None]
+_Wait: TypeAlias = tuple[int, float, float, str, tuple[str, int] | None]
 _Placement: TypeAlias = Literal["loop", "v", "wave", "bidirectional"]
 __all__ = [
     "CheckError",
@@ -996,6 +997,15 @@ class Plan:
             ['0F0', '0SEND_F0', '0RECV_B0', '0B0']
         """
 
+    def without_transfers(self) -> Plan:
+        """The order of computation alone: undoes `lower`.
+
+        Examples:
+            >>> p = pl.plan("1f1b", pp=2, num_microbatches=4)
+            >>> p.lower("fifo").without_transfers() == p
+            True
+        """
+
     def buffers(
         self,
         rank: SupportsIndex,
@@ -1179,11 +1189,12 @@ class Drawing:
         end: Sequence[NDArray[np.int64]],
         *,
         ticks_per_unit: int = 1,
+        note: str = "",
     ) -> Drawing:
-        """The drawing of measured times, in ticks."""
+        """The drawing of measured times, in ticks; `note` goes into its headline."""
 
     @staticmethod
-    def predicted(timeline: Timeline, /, *, critical_path: bool = False) -> Drawing:
+    def predicted(timeline: Timeline, /, *, critical_path: bool = False, note: str = "") -> Drawing:
         """The drawing of a simulated plan, with its memory."""
 
     def grid(
@@ -1192,6 +1203,7 @@ class Drawing:
         *,
         width: SupportsIndex | None = None,
         color: bool = False,
+        memory: bool = False,
         critical_path: bool = False,
     ) -> str:
         """The grid of text; see `pipeloom.plot.grid`."""
@@ -1234,6 +1246,38 @@ class Drawing:
 
         half is 0 for a whole row, 1 for its upper and 2 for its lower half.
         """
+
+    def waits(self, part: _Part, /) -> list[_Wait]:
+        """(rank, start, end, reason, (op, its rank)) of each idle stretch.
+
+        The last is None unless the rank waits for an op.
+        """
+
+    def longest_waits(self, part: _Part, /) -> list[tuple[int, _Wait | None]]:
+        """Each rank with its longest wait; None for one that waits for nothing."""
+
+    @property
+    def limits(self) -> list[tuple[float, str, str, bool]]:
+        """(time, text, meaning, of_work) of each time that the makespan can't go below.
+
+        of_work: it is the busiest rank's work, not the bound on orders.
+        """
+
+    @property
+    def idle_percent(self) -> list[int]:
+        """Each rank's idle share of the makespan."""
+
+    @property
+    def memory_meaning(self) -> str:
+        """What the memory curves count in."""
+
+    @property
+    def memory_peaks(self) -> list[str]:
+        """Each rank's peak memory; empty if it is unknown."""
+
+    @property
+    def has_critical_path(self) -> bool:
+        """Whether a critical path is known."""
 
     paper: Final[dict[str, str]]
     """Colours of what is no op: idle, memory, memory line."""

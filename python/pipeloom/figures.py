@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple
 
-from pipeloom._core import ConfigError, Drawing
+from pipeloom._core import ConfigError, Drawing, Timeline
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from os import PathLike
 
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from pipeloom._core import Timeline
     from pipeloom.plot import Ranks, Window
 
 __all__ = ["loss_curve", "png"]
 
 
-def _figure(width_px: float, height_px: float) -> Figure:
+def _figure(width_px: float, height_px: float, layout: Literal["constrained"] | None) -> Figure:
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
@@ -27,12 +26,12 @@ def _figure(width_px: float, height_px: float) -> Figure:
             "a PNG needs matplotlib, which is not installed\nhint: pip install 'pipeloom[plot]'"
         ) from None
     # A figure of its own touches neither pyplot's state nor a display.
-    return Figure(figsize=(width_px / 100, height_px / 100), dpi=100, layout="constrained")
+    return Figure(figsize=(width_px / 100, height_px / 100), dpi=100, layout=layout)
 
 
 def png(
-    what: Timeline | Drawing,
-    path: str | PathLike[str],
+    what: Timeline | Drawing | Sequence[Timeline | Drawing],
+    path: str | PathLike[str] | IO[bytes],
     *,
     window: Window = (None, None),
     ranks: Ranks | None = None,
@@ -43,40 +42,216 @@ def png(
     """Draw a PNG picture with matplotlib (extra `plot`).
 
     Args:
-        what: The timeline or drawing.
-        path: File to write.
-        window: Part of the time.
-        ranks: Part of the ranks.
-        width: Width in pixels. None: 1,200.
+        what: The timeline or drawing, or several: they stand above each other, to one scale of
+            time, and memory and critical path are drawn where they are known.
+        path: File to write, by name or open for bytes.
+        window: Part of the time; of one alone.
+        ranks: Part of the ranks; of one alone.
+        width: Width in pixels, 200 to 20,000. None: 1,200.
         memory: Draw each rank's memory below its row, all to one scale.
         critical_path: Outline the ops of the critical path.
 
     Raises:
-        ConfigError: matplotlib is not installed, the window shows nothing or too much, or the
-            drawing does not know what is asked for.
+        ConfigError: matplotlib is not installed, the width is out of range, the window shows
+            nothing or too much, or the drawing does not know what is asked for.
     """
-    drawing = what
-    if not isinstance(what, Drawing):
-        drawing = Drawing.predicted(what, critical_path=critical_path)
-    assert isinstance(drawing, Drawing)
-    begin, end = _clipped(window, drawing.extent)
-    first, past = ranks or (0, drawing.pp)
-    rows = range(first, past)
-    figure = _figure(width or 1200, 120 + (52 if memory else 34) * len(rows))
-    axes = figure.subplots()
-    # A rank's row is one unit high: boxes take its middle, or its upper part above the memory.
-    low, high = (0.0, 0.44) if memory else (-0.4, 0.4)
-    pixel = (end - begin) / ((width or 1200) - 80)
-    boxes = drawing.boxes((*window, ranks), critical_path=critical_path)
-    _draw_boxes(axes, boxes, (low, high), pixel)
-    if memory:
-        _draw_memory(axes, drawing, rows, low - 0.06)
-    axes.set(xlim=(begin, end), ylim=(-past + 0.4, -first + 0.6), xlabel="time")
-    axes.set_title(drawing.headline, loc="left", fontsize=10)
-    axes.set_yticks([-rank + (low + high) / 2 for rank in rows], [f"rank {r}" for r in rows])
-    axes.set_facecolor(drawing.paper["idle"])
-    _draw_legend(figure, drawing, memory=memory, critical_path=critical_path)
+    alone = isinstance(what, (Drawing, Timeline))
+    drawn: Sequence[Timeline | Drawing] = [what] if alone else what  # type: ignore[assignment, list-item]
+    if not alone and (window != (None, None) or ranks is not None or not drawn):
+        raise ConfigError(
+            "several plans are drawn whole, and there must be one"
+            "\nhint: draw one plan to see a part of it"
+        )
+    width = 1200 if width is None else width
+    if not _LEAST_WIDTH <= width <= _MOST_WIDTH:
+        raise ConfigError(
+            f"width={width} is out of range for a PNG picture"
+            f"\nhint: give {_LEAST_WIDTH} to {_MOST_WIDTH} pixels, or leave it out"
+        )
+    look = {"memory": memory, "critical_path": critical_path, "alone": alone}
+    columns = max(1, width // _LEGEND_COLUMN_PX)
+    panels = [_Panel.of(one, (*window, ranks), **look, columns=columns) for one in drawn]
+    height = sum(panel.height_px for panel in panels)
+    figure = _figure(width, height, None)
+    extents = [panel.extent for panel in panels]
+    extent = (min(begin for begin, _ in extents), max(end for _, end in extents))
+    if extent[0] == extent[1]:  # ops that take no time
+        extent = (extent[0], extent[0] + 1)
+    # Room by the pixel: layout engines don't know what belongs to which plan.
+    left, plot_width = _LEFT_PX / width, (width - _LEFT_PX - _RIGHT_PX) / width
+    top = height
+    for panel in panels:
+        bottom = top - _TITLE_PX - panel.rows_px
+        box = (left, bottom / height, plot_width, panel.rows_px / height)
+        axes = figure.add_axes(box)
+        panel.draw(axes, extent, pixel=(extent[1] - extent[0]) / (width - _LEFT_PX - _RIGHT_PX))
+        top -= panel.height_px
     figure.savefig(path, format="png", metadata={"Software": None})
+
+
+_LEAST_WIDTH, _MOST_WIDTH = 200, 20_000
+_ROW_PX, _MEMORY_PX = 34, 18
+_LEFT_PX, _RIGHT_PX = 72, 62
+_TITLE_PX, _AXIS_PX, _LEGEND_PX = 46, 40, 15
+"""Heights above the rows and below them, and of a line of the legend."""
+_LEGEND_COLUMN_PX = 330
+_CHARACTER_PX = 5.5
+"""Width of a character of small text."""
+
+
+class _Panel(NamedTuple):
+    """A plan in a figure: which part of it, and what is drawn with its ops."""
+
+    drawing: Drawing
+    part: tuple[float | None, float | None, Ranks | None]
+    memory: bool
+    critical_path: bool
+    columns: int
+    """Of the legend."""
+
+    @classmethod
+    def of(
+        cls,
+        what: Timeline | Drawing,
+        part: tuple[float | None, float | None, Ranks | None],
+        *,
+        memory: bool,
+        critical_path: bool,
+        alone: bool,
+        columns: int,
+    ) -> _Panel:
+        if isinstance(what, Timeline):
+            what = Drawing.predicted(what, critical_path=critical_path)
+        elif not alone:
+            memory = memory and bool(what.memory_steps(0))
+            critical_path = critical_path and what.has_critical_path
+        return cls(what, part, memory, critical_path, columns)
+
+    @property
+    def rows(self) -> range:
+        return range(*(self.part[2] or (0, self.drawing.pp)))
+
+    @property
+    def extent(self) -> tuple[float, float]:
+        """First and last time that is seen."""
+        return _clipped(self.part[:2], self.drawing.extent)
+
+    @property
+    def limits(self) -> list[tuple[float, str, str, bool]]:
+        """Of the drawing's limits those that are seen."""
+        begin, end = self.extent
+        return [limit for limit in self.drawing.limits if begin < limit[0] <= end]
+
+    @property
+    def rows_px(self) -> int:
+        return (_ROW_PX + _MEMORY_PX * self.memory) * len(self.rows)
+
+    @property
+    def height_px(self) -> int:
+        entries = len(self.drawing.legend) + 1 + self.memory + self.critical_path
+        lines = -(-(entries + len(self.limits)) // self.columns)
+        return _TITLE_PX + self.rows_px + _AXIS_PX + _LEGEND_PX * lines + 12
+
+    def draw(self, axes: Axes, extent: tuple[float, float], *, pixel: float) -> None:
+        """Draw it; `extent` is the scale that all panels share, `pixel` a pixel's time."""
+        drawing, rows = self.drawing, self.rows
+        boxes = drawing.boxes(self.part, critical_path=self.critical_path)
+        # A rank's row is one unit high: boxes take its middle, or its upper part above the memory.
+        low, high = (0.0, 0.44) if self.memory else (-0.4, 0.4)
+        _draw_boxes(axes, boxes, (low, high), pixel)
+        _draw_waits(axes, drawing.waits(self.part), (low + high) / 2, pixel)
+        labels = [f"rank {rank}" for rank in rows]
+        ticks = [-rank + (low + high) / 2 for rank in rows]
+        if self.memory:
+            _draw_memory(axes, drawing, rows, low - 0.06)
+            # A row holds the peak too, which the curve's height alone would not tell.
+            ticks += [-rank - 0.3 for rank in rows]
+            labels += [f"peak {drawing.memory_peaks[rank]}" for rank in rows]
+        end = self.extent[1]
+        for rank in rows:
+            place = (end + 6 * pixel, -rank + (low + high) / 2)
+            axes.text(*place, f"{drawing.idle_percent[rank]}% idle", va="center", fontsize=7)
+        _draw_limits(axes, self.limits)
+        axes.set(xlim=extent, ylim=(-rows[-1] - 0.6, -rows[0] + 0.6), xlabel="time")
+        axes.xaxis.set_label_coords(0.5, -24 / self.rows_px)
+        axes.xaxis.label.set_fontsize(9)
+        axes.set_title(drawing.headline, loc="left", fontsize=10, pad=14)
+        axes.set_yticks(ticks, labels, fontsize=8)
+        axes.spines[["top", "right"]].set_visible(False)
+        idle = (self.extent[0], self.extent[1] - self.extent[0])
+        paper = drawing.paper["idle"]
+        for rank in rows:
+            axes.broken_barh([idle], (low - rank, high - low), facecolors=paper, zorder=0)
+        self.draw_legend(axes)
+
+    def draw_legend(self, axes: Axes) -> None:
+        """Say below the axis what colours and lines mean."""
+        from matplotlib.lines import Line2D
+        from matplotlib.patches import Patch
+
+        drawing = self.drawing
+        idle = next(
+            (f"idle; {op} r{rank}: {reason}" for *_, reason, (op, rank) in _awaited(drawing)),
+            "idle",
+        )
+        fills = [*drawing.legend, (idle, drawing.paper["idle"])]
+        if self.memory:
+            fills.append((drawing.memory_meaning, drawing.paper["memory"]))
+        marks: list[Patch | Line2D] = [
+            Patch(facecolor=fill, edgecolor="#969696", label=name) for name, fill in fills
+        ]
+        if self.critical_path:
+            marks.append(Patch(facecolor="none", edgecolor="black", label="critical path"))
+        for _, _, meaning, of_work in self.limits:
+            style = "--" if of_work else "-"
+            marks.append(Line2D([], [], color="#222222", lw=1, ls=style, label=meaning))
+        axes.legend(
+            handles=marks,
+            loc="upper left",
+            bbox_to_anchor=(0, -_AXIS_PX / self.rows_px),
+            borderaxespad=0,
+            ncols=self.columns,
+            fontsize=7,
+            frameon=False,
+        )
+
+
+_Wait = tuple[int, float, float, str, tuple[str, int] | None]
+
+
+def _awaited(drawing: Drawing) -> Iterator[tuple[int, float, float, str, tuple[str, int]]]:
+    for rank, start, end, reason, awaited in drawing.waits((None, None, None)):
+        if awaited is not None:
+            yield rank, start, end, reason, awaited
+
+
+def _draw_waits(axes: Axes, waits: Sequence[_Wait], middle: float, pixel: float) -> None:
+    """Write into each gap what ends it, as far as there is room."""
+    for rank, start, end, reason, awaited in waits:
+        texts = [reason] if reason != "waits" else []
+        if awaited is not None:
+            op, other = awaited
+            texts += [f"{op}\nrank {other}", f"{op}\nr{other}"]
+        room = (end - start) / pixel / _CHARACTER_PX
+        text = next((t for t in texts if max(map(len, t.split("\n"))) + 0.5 < room), None)
+        if text is not None:
+            place = ((start + end) / 2, middle - rank)
+            axes.text(*place, text, ha="center", va="center", fontsize=6.5, linespacing=0.9)
+
+
+def _draw_limits(axes: Axes, limits: Sequence[tuple[float, str, str, bool]]) -> None:
+    for time, text, _, of_work in limits:
+        style = "--" if of_work else "-"
+        axes.axvline(time, color="#222222", linewidth=1, linestyle=style, clip_on=False)
+        axes.annotate(
+            text,
+            (time, 1),
+            xycoords=("data", "axes fraction"),
+            xytext=(-2 if of_work else 2, 3),
+            textcoords="offset points",
+            ha="right" if of_work else "left",
+            fontsize=7,
+        )
 
 
 def _draw_boxes(
@@ -88,7 +263,8 @@ def _draw_boxes(
     drawn: dict[tuple[int, int], list[Any]] = {}
     for box in boxes:
         drawn.setdefault((box[0], box[6]), []).append(box)
-    for (rank, half), some in drawn.items():
+    for (rank, half), all_of_row in drawn.items():
+        some = _seen(all_of_row, pixel)
         bottom, top = halves[half]
         spans = [(left, right - left) for _, _, _, _, left, right, _, _ in some]
         axes.broken_barh(
@@ -113,6 +289,17 @@ def _draw_boxes(
                 axes.text(*place, label, color=ink, ha="center", va="center", fontsize=8)
 
 
+def _seen(boxes: list[Any], pixel: float) -> list[Any]:
+    """The boxes of a row but those inside a pixel that others have taken already."""
+    seen, taken_to = [], float("-inf")
+    for box in boxes:
+        left, right = box[4], box[5]
+        if right > taken_to:
+            seen.append(box)
+            taken_to = max(right, left + pixel)
+    return seen
+
+
 def _draw_memory(axes: Axes, drawing: Drawing, rows: Sequence[int], top: float) -> None:
     curves = {rank: drawing.memory_steps(rank) for rank in rows}
     if not all(curves.values()):
@@ -135,18 +322,6 @@ def _draw_memory(axes: Axes, drawing: Drawing, rows: Sequence[int], top: float) 
             edgecolor=drawing.paper["memory line"],
             linewidth=0.8,
         )
-
-
-def _draw_legend(figure: Figure, drawing: Drawing, *, memory: bool, critical_path: bool) -> None:
-    from matplotlib.patches import Patch
-
-    fills = [*drawing.legend, ("idle", drawing.paper["idle"])]
-    if memory:
-        fills.append(("memory", drawing.paper["memory"]))
-    patches = [Patch(facecolor=fill, edgecolor="#969696", label=name) for name, fill in fills]
-    if critical_path:
-        patches.append(Patch(facecolor="none", edgecolor="black", label="critical path"))
-    figure.legend(handles=patches, loc="outside lower left", ncols=4, fontsize=8, frameon=False)
 
 
 def _clipped(window: Window, extent: tuple[float, float]) -> tuple[float, float]:
@@ -181,7 +356,7 @@ def loss_curve(
                 f"losses has {len(steps)} steps but {len(values)} losses for {name!r}"
                 "\nhint: give one loss for each step"
             )
-    figure = _figure(800, 450)
+    figure = _figure(800, 450, "constrained")
     axes = figure.subplots()
     # Okabe and Ito's colours with line styles, so that colour is never the only difference.
     styles = [("#0072b2", "-"), ("#d55e00", "--"), ("#009e73", ":"), ("#cc79a7", "-.")]

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pipeloom import page
-from pipeloom._core import Drawing
+from pipeloom._core import ConfigError, Drawing
 from pipeloom.figures import loss_curve, png
 
 if TYPE_CHECKING:
@@ -74,6 +74,19 @@ def measured(plan: Plan, start: Sequence[ArrayLike], end: Sequence[ArrayLike]) -
     return Drawing(plan, ticks(start), ticks(end), ticks_per_unit=NANOSECONDS_PER_S)
 
 
+def _part(window: Window, ranks: Ranks | None) -> tuple[float | None, float | None, Ranks | None]:
+    """What the core takes as a part.
+
+    Raises:
+        ConfigError: A rank is negative.
+    """
+    if ranks is not None and min(ranks) < 0:
+        raise ConfigError(
+            f"the window of ranks {ranks[0]}:{ranks[1]} is out of range\nhint: count ranks from 0"
+        )
+    return (*window, ranks)
+
+
 def _drawing(what: Timeline | Drawing, *, critical_path: bool = False) -> Drawing:
     if isinstance(what, Drawing):
         return what
@@ -87,6 +100,7 @@ def grid(
     ranks: Ranks | None = None,
     width: int | None = None,
     color: bool = False,
+    memory: bool = False,
     critical_path: bool = False,
 ) -> str:
     """Draw a grid of text: a row a rank, time to the right.
@@ -97,17 +111,19 @@ def grid(
         ranks: Part of the ranks.
         width: Most characters of a row. None: as many as show each op.
         color: Add ANSI colours, of 24 bits.
+        memory: Draw each rank's memory below its row: digits, or bars where there is colour.
         critical_path: Mark the ops of the critical path.
 
     Returns:
         The text; its lines end in a line feed.
 
     Raises:
-        ConfigError: The window shows nothing, or the width is too small.
+        ConfigError: The window shows nothing, the width is too small, or the drawing does not
+            know what is asked for.
     """
     drawing = _drawing(what, critical_path=critical_path)
-    part = (*window, ranks)
-    return drawing.grid(part, width=width, color=color, critical_path=critical_path)
+    look = {"memory": memory, "critical_path": critical_path}
+    return drawing.grid(_part(window, ranks), width=width, color=color, **look)
 
 
 def svg(
@@ -143,7 +159,9 @@ def svg(
         1
     """
     drawing = _drawing(what, critical_path=critical_path)
-    return drawing.svg((*window, ranks), width=width, memory=memory, critical_path=critical_path)
+    return drawing.svg(
+        _part(window, ranks), width=width, memory=memory, critical_path=critical_path
+    )
 
 
 def stacked(
@@ -184,6 +202,7 @@ def html(
     what: Timeline | Drawing | Mapping[str, Timeline | Drawing],
     *,
     window: Window = (None, None),
+    ranks: Ranks | None = None,
     memory: bool = False,
     critical_path: bool = False,
     paired: bool = False,
@@ -193,6 +212,7 @@ def html(
     Args:
         what: The timeline or drawing, or several by name: they share one axis of time.
         window: Part of the time that it shows first.
+        ranks: Part of the ranks: the rows that it draws. The others are there to be waited for.
         memory: Whether it shows memory at first.
         critical_path: Whether it outlines the critical path at first.
         paired: Whether an op also tells how the same op of the other plans differs.
@@ -201,7 +221,7 @@ def html(
         The page's text; it loads nothing.
 
     Raises:
-        ConfigError: A plan has more than a million ops.
+        ConfigError: A plan has more than a million ops, or none has anything in the window.
 
     Examples:
         >>> import pipeloom as pl
@@ -214,8 +234,15 @@ def html(
         drawing = _drawing(one, critical_path=True)
         facts = {} if isinstance(one, Drawing) else {"gap to the lower bound": f"{one.gap:.1%}"}
         plans.append((name or drawing.headline.partition("   ")[0], drawing, facts))
+    # The widest plan refuses a window that shows nothing.
+    longest = max((drawing for _, drawing, _ in plans), key=lambda it: it.extent[1], default=None)
+    if longest is None:
+        raise ConfigError("there is no plan to draw\nhint: name at least one")
+    longest.waits(_part(window, None))
+    for _, drawing, _ in plans:
+        drawing.waits(_part((None, None), ranks))
     return page.assemble(
-        plans, view=window, memory=memory, critical_path=critical_path, paired=paired
+        plans, view=window, ranks=ranks, memory=memory, critical_path=critical_path, paired=paired
     )
 
 
@@ -241,4 +268,4 @@ def trace(
     Raises:
         ConfigError: The window shows nothing or more than a million ops.
     """
-    return _drawing(what).trace((*window, ranks), microseconds_per_unit=microseconds_per_unit)
+    return _drawing(what).trace(_part(window, ranks), microseconds_per_unit=microseconds_per_unit)

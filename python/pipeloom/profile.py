@@ -145,19 +145,23 @@ class Profile:
     def drawing(self, step: Step | None = None) -> Drawing:
         """Draw a step (None: the median one); its unit of time is the millisecond.
 
+        The headline says which step it is, and whether its times are a replay.
+
         Ranks that took turns are drawn as if they had run side by side: with the durations and
         orders that they had, and messages that take no time.
         """
         import numpy as np
 
         step = self.median_step() if step is None else step
+        note = f"run, step {step.number}, ms"
         if not self.side_by_side:
             step = self._replayed(step)
+            note += ", replayed: ranks of one process took turns"
         ticks = [
             [np.rint(np.asarray(row) * _NANOSECONDS_PER_MS).astype(np.int64) for row in rows]
             for rows in (step.start, step.end)
         ]
-        return Drawing(self.plan, *ticks, ticks_per_unit=_NANOSECONDS_PER_MS)
+        return Drawing(self.plan, *ticks, ticks_per_unit=_NANOSECONDS_PER_MS, note=note)
 
     def compare(self, planned: Timeline) -> list[OpTimes]:
         """Compare each op of the median step with its plan, rank by rank."""

@@ -42,6 +42,16 @@ def test_a_run_in_one_process_is_profiled(make_args, monkeypatch, require_sense)
         assert len(record.waits_s) == 2
 
 
+def test_a_plan_with_transfers_is_profiled_by_its_computation(make_args, tmp_path):
+    plan = pl.plan("1f1b", pp=2, num_microbatches=4)
+    plan.lower("batched").save(tmp_path / "lowered.plan")
+    result = profiled(make_args(steps=1, profile=True, plan=str(tmp_path / "lowered.plan")))
+    profile = Profile.load(result.folder)
+    assert profile.plan == plan
+    assert (result.folder / "trace.json").exists()
+    assert "replayed" in profile.drawing().headline
+
+
 def test_without_profile_there_is_none(make_args, refused):
     result = profiled(make_args(steps=1))
     assert result.profile is None

@@ -9,7 +9,9 @@ takes no time.
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
+import io
 import os
 import sys
 from typing import TYPE_CHECKING, NoReturn
@@ -106,23 +108,44 @@ def _fail(error: Exception, status: int) -> int:
     return status
 
 
+class _Closed(io.TextIOBase):
+    """Stands for a stdout that was closed before we started: Python has none then."""
+
+    @property
+    def buffer(self) -> _Closed:
+        """What takes bytes."""
+        return self
+
+    def write(self, _text: object) -> NoReturn:
+        """Fail as a write to the closed stream would."""
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+
+
 def _run(argv: Sequence[str]) -> int:
-    arguments = _parser(argv).parse_args(argv)
     try:
+        arguments = _parser(argv).parse_args(argv)
         status: int = arguments.run(arguments)
         sys.stdout.flush()
     except CheckError as error:
-        return _fail(error, EXIT_WRONG_PLAN if arguments.command == "check" else EXIT_BAD_INPUT)
+        return _fail(error, EXIT_WRONG_PLAN if "check" in argv[:1] else EXIT_BAD_INPUT)
     except PlanError as error:
         return _fail(error, EXIT_BAD_INPUT)
     except BrokenPipeError:
         raise
     except OSError as error:
-        where = f" {error.filename!r}" if error.filename is not None else ""
-        text = f"can't open{where}: {error.strerror or error}"
-        hint = "hint: check that the path exists and may be read or written"
-        return _fail(OSError(f"{text}\n{hint}"), EXIT_BAD_INPUT)
+        return _fail(OSError(_told(error)), EXIT_BAD_INPUT)
     return status
+
+
+def _told(error: OSError) -> str:
+    """Say which file, or our output, failed and why."""
+    if error.errno is None:  # the core's own, in full
+        return str(error.args[0] if error.args else error)
+    if error.filename is None:
+        hint = "hint: check where it goes: the disk may be full, or the stream closed"
+        return f"can't write the output: {error.strerror}\n{hint}"
+    hint = "hint: check that the path exists and may be read or written"
+    return f"can't open {str(error.filename)!r}: {error.strerror}\n{hint}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -144,6 +167,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         0
     """
     argv = sys.argv[1:] if argv is None else argv
+    if sys.stdout is None:
+        sys.stdout = _Closed()
     try:
         with prompt_interrupts(EXIT_INTERRUPTED):
             return _run(argv)

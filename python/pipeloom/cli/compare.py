@@ -65,6 +65,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     form = parser.add_argument_group("output", "a table, or files; - is stdout")
     form.add_argument("--svg", type=Path, metavar="FILE", help="write the plans, one scale of time")
+    form.add_argument(
+        "--png", type=Path, metavar="FILE", help="the same as a PNG (needs matplotlib)"
+    )
     form.add_argument("--html", type=Path, metavar="FILE", help="write an interactive page of them")
     form.add_argument("--json", action="store_true", help="print JSON")
 
@@ -90,8 +93,9 @@ def run(arguments: argparse.Namespace) -> int:
     made = [_simulated(known[name], shape, values) for name in dict.fromkeys(names)]
     made = [_within(entry, limit) for entry in made]
     made.sort(key=lambda entry: (entry.timeline is None, entry.makespan))
+    files = [arguments.svg, arguments.png, arguments.html]
     drawn = {entry.name: entry.timeline for entry in made if entry.timeline is not None}
-    if (arguments.svg or arguments.html) and not drawn:
+    if files != [None] * len(files) and not drawn:
         raise pl.ConfigError(
             "no schedule can be drawn: "
             + "; ".join(f"{e.name}: {e.reason}" for e in made)
@@ -100,11 +104,14 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.svg is not None:
         picture = plot.stacked(list(drawn.values()), memory=True, critical_path=True)
         options.write(arguments.svg, picture)
+    if arguments.png is not None:
+        several = list(drawn.values())
+        options.write_png(arguments.png, several, memory=True, critical_path=True)
     if arguments.html is not None:
         options.write(arguments.html, plot.html(drawn, memory=True, critical_path=True))
     if arguments.json:
         options.print_json([_row(entry) for entry in made])
-    elif arguments.svg is None and arguments.html is None:
+    elif files == [None] * len(files):
         _print([_row(entry) for entry in made])
     return 0
 

@@ -63,6 +63,9 @@ def _options(actions: Iterable[argparse.Action]) -> Iterable[tuple[str, str]]:
         for option in action.option_strings:
             if option.startswith("--"):
                 yield option, re.sub(r"\s+", " ", action.help or "").replace("%%", "%")
+        if not action.option_strings:
+            for choice in action.choices or ():
+                yield str(choice), action.dest
 
 
 def _bash(words: dict[str, dict[str, str]]) -> str:

@@ -103,9 +103,12 @@ def add_shape_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the two ways to name a plan: a schedule with a shape, or a file."""
-    parser.add_argument("schedule", nargs="?", help="name of a schedule; see `pipeloom schedules`")
+def add_plan_arguments(parser: argparse.ArgumentParser, *, or_run: bool = False) -> None:
+    """Add the two ways to name a plan: a schedule with a shape, or a file; `or_run` adds a run."""
+    text = "name of a schedule; see `pipeloom schedules`"
+    if or_run:
+        text += "; or the folder of a run of `pipeloom train --profile`"
+    parser.add_argument("schedule", nargs="?", help=text)
     parser.add_argument(
         "--plan", type=Path, metavar="FILE", help="a saved plan, or PyTorch's CSV, instead"
     )
@@ -273,7 +276,12 @@ def costs_of(arguments: argparse.Namespace) -> Costs:
         PlanError: A cost is out of range, or the costs file is wrong.
         OSError: The costs file can't be read.
     """
-    return pl.Costs(**cost_values(arguments))
+    values = cost_values(arguments)
+    try:
+        return pl.Costs(**values)
+    except TypeError as error:
+        # Callers of the API get it as it is; here it is a word of the command line or a file.
+        raise pl.ConfigError(str(error)) from None
 
 
 def cost_values(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -297,7 +305,20 @@ def _read_costs(path: Path) -> dict[str, Any]:
     unknown = sorted(set(values) - set(_COSTS))
     if unknown:
         raise pl.ParseError(f"{path} has unknown costs: {unknown}\nhint: {hint}")
+    for name, value in values.items():
+        if not _is_cost(value):
+            raise pl.ParseError(
+                f"{path}: {name} is {json.dumps(value)}, which is no cost"
+                "\nhint: write a number, a list of numbers, a list of such lists, or null"
+            )
     return values
+
+
+def _is_cost(value: object, depth: int = 2) -> bool:
+    """Say whether it is a number, None, or lists of numbers up to `depth`."""
+    if isinstance(value, list):
+        return depth > 0 and all(item is not None and _is_cost(item, depth - 1) for item in value)
+    return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))
 
 
 def write(path: Path, text: str) -> None:
@@ -305,7 +326,19 @@ def write(path: Path, text: str) -> None:
     if str(path) == "-":
         sys.stdout.write(text)
     else:
-        path.write_text(text, encoding="utf-8", newline="\n")
+        with naming(path):
+            path.write_text(text, encoding="utf-8", newline="\n")
+
+
+def write_png(path: Path, what: Any, **settings: Any) -> None:
+    """Write a PNG to a file, or to stdout if it is `-`."""
+    from pipeloom import plot
+
+    if str(path) == "-":
+        plot.png(what, sys.stdout.buffer, **settings)
+    else:
+        with naming(path):
+            plot.png(what, path, **settings)
 
 
 def print_json(value: object) -> None:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pipeloom as pl
 from pipeloom import plot
+from pipeloom._core import Drawing
 from pipeloom.cli import options, simulate
-from pipeloom.cli.terminal import print_grids
+from pipeloom.cli.terminal import print_grids, print_waits
 
 if TYPE_CHECKING:
     import argparse
@@ -26,12 +27,14 @@ The last draws a run of `pipeloom train --profile`: plan and reality, and how ea
 Open a trace in https://ui.perfetto.dev or chrome://tracing.
 """
 
+_MOST_OPS = 20_000_000
+"""Times of more ops would take gigabytes."""
 _MICROSECONDS = {"us": 1, "ms": 1000, "s": 1_000_000}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    options.add_plan_arguments(parser)
+    options.add_plan_arguments(parser, or_run=True)
     options.add_lower_arguments(parser)
     options.add_cost_arguments(parser)
     simulate.add_semantics_arguments(parser)
@@ -77,6 +80,11 @@ def run(arguments: argparse.Namespace) -> int:
 
         return show_run.run(arguments)
     plan = options.plan_of(arguments)
+    if plan.num_ops > _MOST_OPS:
+        raise pl.ConfigError(
+            f"a plan of {plan.num_ops} ops is too big to draw: the limit is {_MOST_OPS}"
+            "\nhint: fewer microbatches show the same pattern"
+        )
     timeline = plan.simulate(
         options.costs_of(arguments),
         semantics=arguments.semantics,
@@ -85,8 +93,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         options.print_json(_times(plan, timeline))
         return 0
-    window = (arguments.begin, arguments.end)
-    part: dict[str, Any] = {"window": window, "ranks": _ranks(arguments.ranks)}
+    part: dict[str, Any] = {
+        "window": (arguments.begin, arguments.end),
+        "ranks": _ranks(arguments.ranks),
+    }
     look = {"memory": arguments.memory, "critical_path": arguments.critical_path}
     files = (arguments.svg, arguments.html, arguments.png, arguments.trace)
     if files == (None,) * len(files):
@@ -95,9 +105,9 @@ def run(arguments: argparse.Namespace) -> int:
         text = plot.svg(timeline, **part, **look, width=arguments.width)
         options.write(arguments.svg, text)
     if arguments.html is not None:
-        options.write(arguments.html, plot.html(timeline, window=window, **look))
+        options.write(arguments.html, plot.html(timeline, **part, **look))
     if arguments.png is not None:
-        plot.png(timeline, arguments.png, **part, **look, width=arguments.width)
+        options.write_png(arguments.png, timeline, **part, **look, width=arguments.width)
     if arguments.trace is not None:
         unit = _MICROSECONDS[arguments.time_unit]
         options.write(arguments.trace, plot.trace(timeline, **part, microseconds_per_unit=unit))
@@ -141,5 +151,8 @@ def _order(plan: pl.Plan, timeline: pl.Timeline, rank: int) -> list[dict[str, ob
 
 
 def _print_grid(arguments: argparse.Namespace, timeline: pl.Timeline, part: dict[str, Any]) -> int:
-    print_grids([timeline], arguments, **part, critical_path=arguments.critical_path)
+    look = {"memory": arguments.memory, "critical_path": arguments.critical_path}
+    drawing = Drawing.predicted(timeline, critical_path=arguments.critical_path)
+    print_grids([drawing], arguments, **part, **look)
+    print_waits(drawing, **part)
     return 0

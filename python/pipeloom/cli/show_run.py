@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING
 
 import pipeloom as pl
 from pipeloom import plot
+from pipeloom._core import Drawing
 from pipeloom.cli import options
-from pipeloom.cli.terminal import print_grids
+from pipeloom.cli.terminal import print_grids, print_waits
 from pipeloom.profile import FILE, Profile
 
 if TYPE_CHECKING:
     import argparse
 
-    from pipeloom._core import Drawing, Timeline
+    from pipeloom._core import Timeline
     from pipeloom.profile import OpTimes
 
 __all__ = ["run"]
@@ -44,22 +45,25 @@ def run(arguments: argparse.Namespace) -> int:
         options.print_json(_report(profile, planned, ops))
         return 0
     look = {"memory": arguments.memory, "critical_path": arguments.critical_path}
+    note = "plan, ms, at the given costs" if given else "plan, ms, at the measured costs"
+    predicted = Drawing.predicted(planned, critical_path=arguments.critical_path, note=note)
     files = (arguments.svg, arguments.html, arguments.png, arguments.trace)
     if arguments.svg is not None:
-        options.write(arguments.svg, plot.stacked([planned, real], width=arguments.width, **look))
+        options.write(arguments.svg, plot.stacked([predicted, real], width=arguments.width, **look))
     if arguments.html is not None:
-        both: dict[str, Timeline | Drawing] = {"plan (measured costs)": planned, "run (ms)": real}
+        names = [drawing.headline.split("   ")[1] for drawing in (predicted, real)]
+        both: dict[str, Timeline | Drawing] = dict(zip(names, (planned, real), strict=True))
         options.write(arguments.html, plot.html(both, paired=True, **look))
     if arguments.png is not None:
-        plot.png(real, arguments.png, width=arguments.width)
+        options.write_png(arguments.png, [predicted, real], width=arguments.width, **look)
     if arguments.trace is not None:
         options.write(arguments.trace, plot.trace(real, microseconds_per_unit=1000))
     if files == (None,) * len(files):
-        print("plan, with the measured costs" if not given else "plan")
-        print_grids([planned], arguments, critical_path=arguments.critical_path)
-        turns = "" if profile.side_by_side else ", its ranks side by side (they took turns)"
-        print(f"\nrun, step {profile.median_step().number}, in ms{turns}")
+        print_grids([predicted], arguments, **look)
+        print_waits(predicted)
+        print()
         print_grids([real], arguments)
+        print_waits(real)
         _print_differences(profile, planned, ops)
     return 0
 

@@ -16,12 +16,14 @@ if TYPE_CHECKING:
 __all__ = ["assemble"]
 
 HERE = Path(__file__).parent
+_SCRIPTS = ("plan.js", "page.js")
 
 
 def assemble(
     plans: Sequence[tuple[str, Drawing, Mapping[str, str]]],
     *,
     view: tuple[float | None, float | None],
+    ranks: tuple[int, int] | None,
     memory: bool,
     critical_path: bool,
     paired: bool,
@@ -31,6 +33,7 @@ def assemble(
     Args:
         plans: Name, drawing, and facts to show beside those that the page works out.
         view: The stretch of time that it shows first.
+        ranks: First rank that it draws and the first after them; None: all.
         memory: Whether it shows memory at first.
         critical_path: Whether it outlines the critical path at first.
         paired: Whether an op tells how the same op of the other plans differs.
@@ -42,10 +45,13 @@ def assemble(
         f'{{"name":{_json(name)},"facts":{_json(dict(facts))},"data":{drawing.page_data()}}}'
         for name, drawing, facts in plans
     )
-    settings = f'"view":{_json(view)},"memory":{_json(memory)},"critical":{_json(critical_path)}'
+    settings = (
+        f'"view":{_json(view)},"ranks":{_json(ranks)},"memory":{_json(memory)},'
+        f'"critical":{_json(critical_path)}'
+    )
     parts = {
         "TITLE": escape(", ".join(name for name, _, _ in plans)),
-        "SCRIPT": (HERE / "page.js").read_text(encoding="utf-8"),
+        "SCRIPT": "".join((HERE / name).read_text(encoding="utf-8") for name in _SCRIPTS),
         "DATA": f'{{{settings},"paired":{_json(paired)},"plans":[{entries}]}}',
     }
     text = (HERE / "page.html").read_text(encoding="utf-8")

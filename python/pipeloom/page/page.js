@@ -1,99 +1,10 @@
-"use strict";
 // Draws plans with times on canvases that share one axis of time. Data: see render/page.rs.
 
 const page = JSON.parse(document.getElementById("data").textContent);
 const byId = (id) => document.getElementById(id);
 const LEFT = 78, AXIS = 22, GAP = 5, STRIP = 20, WIRE = 5;
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-const text = (value) => String(+value.toPrecision(6));
-
-/** One plan: its data, and what the page works out from them once. */
-class Plan {
-  constructor(entry) {
-    Object.assign(this, entry.data);
-    this.name = entry.name;
-    this.opOf = new Map(); // (class, stage, microbatch) -> [rank, position]
-    this.wires = false;
-    this.mostMemory = 0;
-    this.ranks.forEach((lane, rank) => {
-      lane.start = Float64Array.from(lane.start);
-      lane.end = Float64Array.from(lane.end);
-      for (let at = 0; at < lane.kind.length; at++) {
-        if (this.kinds[lane.kind[at]].computes)
-          this.opOf.set(this.key(lane.kind[at], lane.stage[at], lane.microbatch[at]), [rank, at]);
-        else if (lane.end[at] > lane.start[at]) this.wires = true;
-      }
-      this.mostMemory = Math.max(this.mostMemory, lane.peakMemory ?? 0);
-    });
-    this.criticalOf = new Set(this.critical.map(([rank, at]) => rank * 1e9 + at));
-    const makespan = this.end - this.begin;
-    const busiest = Math.max(...this.ranks.map((lane) => lane.work));
-    this.facts = { makespan: text(makespan / this.unit), bubble: percent(1 - busiest / makespan) };
-    if (this.ranks.every((lane) => lane.peakMemory !== undefined))
-      this.facts["peak memory"] = peaks(this.ranks.map((lane) => lane.peakMemory / this.memoryUnit));
-    Object.assign(this.facts, entry.facts);
-  }
-
-  // B and I are what the previous stage's backward waits for: one class.
-  key(kind, stage, microbatch) {
-    const family = kind === 2 ? 1 : kind;
-    return (family * this.chunkOfStage.length + stage) * this.units + microbatch;
-  }
-
-  opName(rank, at) {
-    const lane = this.ranks[rank];
-    return `${lane.stage[at]}${this.kinds[lane.kind[at]].letter}${lane.microbatch[at]}`;
-  }
-
-  /** Ops that must end before this one: [rank, position, why]. */
-  needs(rank, at) {
-    const lane = this.ranks[rank], kind = lane.kind[at];
-    const stage = lane.stage[at], microbatch = lane.microbatch[at], found = [];
-    const add = (ofKind, ofStage) => {
-      const op = this.opOf.get(this.key(ofKind, ofStage, microbatch));
-      if (op) found.push([...op, op[0] === rank ? "" : `from rank ${op[0]}`]);
-    };
-    const place = stage % this.replicaStages;
-    if (kind === 0 && place > 0) add(0, stage - 1);
-    if (kind === 1 || kind === 2) {
-      if (place < this.replicaStages - 1) add(1, stage + 1);
-      else add(0, stage);
-    }
-    if (kind === 3) add(2, stage);
-    let before = at - 1;
-    while (before >= 0 && !this.kinds[lane.kind[before]].computes) before--;
-    if (before >= 0 && lane.half[at] !== 2) found.push([rank, before, "before it on this rank"]);
-    return found;
-  }
-
-  /** What an op tells about itself, a line each. */
-  describe(rank, at) {
-    const lane = this.ranks[rank], kind = this.kinds[lane.kind[at]];
-    const [start, end] = [lane.start[at], lane.end[at]], time = (ticks) => text(ticks / this.unit);
-    const lines = [
-      `${this.opName(rank, at)}: ${kind.name} of microbatch ${lane.microbatch[at]}, stage ${lane.stage[at]}, rank ${rank}`,
-      `start ${time(start)}, end ${time(end)}, takes ${time(end - start)}${lane.recompute[at] ? ", recomputed" : ""}`,
-    ];
-    if (!kind.computes) return lines;
-    const needed = this.needs(rank, at);
-    const last = needed.reduce((a, b) => (!a || this.ranks[b[0]].end[b[1]] > this.ranks[a[0]].end[a[1]] ? b : a), null);
-    const own = needed.find((need) => need[2].startsWith("before"));
-    const idle = start - (own ? lane.end[own[1]] : this.begin);
-    if (idle > 0 && last) {
-      const ended = this.ranks[last[0]].end[last[1]], travel = start - ended;
-      lines.push(`rank idle for ${time(idle)}: waited for ${this.opName(last[0], last[1])} ${last[2]}, which ended at ${time(ended)}` +
-        (travel > 0 ? ` and took ${time(travel)} to arrive` : ""));
-    } else if (last) lines.push(`no wait: last needed ${this.opName(last[0], last[1])} ${last[2]}`);
-    if (this.criticalOf.has(rank * 1e9 + at)) lines.push("on the critical path");
-    return lines;
-  }
-}
-
-const percent = (ratio) => `${(100 * ratio).toFixed(1)}%`;
-function peaks(values) {
-  if (values.length <= 16) return values.map(text).join(" ");
-  return `${text(Math.min(...values))} to ${text(Math.max(...values))} a rank`;
-}
+const INKS = ["text", "rule", "idle", "memory", "edge", "mark"];
 
 const plans = page.plans.map((entry) => new Plan(entry));
 const whole = {
@@ -101,6 +12,7 @@ const whole = {
   to: Math.max(...plans.map((plan) => plan.end / plan.unit)),
 };
 if (!(whole.to > whole.from)) whole.to = whole.from + 1;
+const rows = page.ranks ?? [0, Infinity];
 const view = { from: page.view[0] ?? whole.from, to: page.view[1] ?? whole.to };
 const options = { microbatch: null, critical: page.critical, memory: page.memory };
 
@@ -126,16 +38,21 @@ class Panel {
     this.listen();
   }
 
-  get row() { return this.plan.ranks.length > 32 ? 12 : 22; }
+  get first() { return Math.min(rows[0], this.plan.ranks.length - 1); }
+  get count() { return Math.min(rows[1], this.plan.ranks.length) - this.first; }
+  get row() { return this.count > 32 ? 12 : 22; }
   get hasMemory() { return options.memory && this.plan.mostMemory > 0; }
   get pitch() { return this.row + GAP + (this.plan.wires ? WIRE : 0) + (this.hasMemory ? STRIP : 0); }
-  get width() { return this.canvas.clientWidth - LEFT - 4; }
   x(ticks) { return LEFT + ((ticks / this.plan.unit - view.from) / (view.to - view.from)) * this.width; }
   time(x) { return view.from + ((x - LEFT) / this.width) * (view.to - view.from); }
 
+  get height() { return this.count * this.pitch + AXIS; }
+
   draw() {
-    const height = this.plan.ranks.length * this.pitch + AXIS, scale = devicePixelRatio || 1;
-    this.canvas.style.height = `${height}px`;
+    // Asked for once a frame: each question may lay the page out again.
+    this.width = this.canvas.clientWidth - LEFT - 4;
+    this.inks = Object.fromEntries(INKS.map((name) => [name, css(`--${name}`)]));
+    const height = this.height, scale = devicePixelRatio || 1;
     this.canvas.width = this.canvas.clientWidth * scale;
     this.canvas.height = height * scale;
     const pen = (this.pen = this.canvas.getContext("2d"));
@@ -144,36 +61,33 @@ class Panel {
     pen.textBaseline = "middle";
     this.way = [];
     this.boxes = 0;
-    this.plan.ranks.forEach((lane, rank) => this.lane(lane, rank));
+    for (let row = 0; row < this.count; row++) this.lane(this.plan.ranks[this.first + row], this.first + row);
     if (this.way.length > 1) this.follow();
     this.axis(height - AXIS);
   }
 
   lane(lane, rank) {
-    const { pen, plan, row } = this, y = rank * this.pitch, right = LEFT + this.width;
+    const { pen, plan, row } = this, y = (rank - this.first) * this.pitch, right = LEFT + this.width;
     pen.globalAlpha = 1;
-    pen.fillStyle = css("--text");
+    pen.fillStyle = this.inks.text;
     pen.textAlign = "right";
     pen.fillText(`rank ${rank}`, LEFT - 6, y + row / 2);
-    pen.fillStyle = css("--idle");
+    pen.fillStyle = this.inks.idle;
     pen.fillRect(LEFT, y, this.width, row);
     pen.save();
     pen.beginPath();
     pen.rect(LEFT, y - 1, this.width, this.pitch + 1);
     pen.clip();
     pen.textAlign = "center";
+    if (plan.wires) this.transfers(lane, y + row + 1);
+    const places = plan.compute[rank], begin = view.from * plan.unit;
     let drawnTo = -Infinity;
-    for (let at = 0; at < lane.kind.length; at++) {
-      const left = this.x(lane.start[at]), end = this.x(lane.end[at]);
-      if (end < LEFT || left > right) continue;
+    for (let i = firstAfter(places.length, (p) => lane.end[places[p]] >= begin); i < places.length; i++) {
+      const at = places[i], left = this.x(lane.start[at]), end = this.x(lane.end[at]);
+      if (left > right) break;
       const kind = plan.kinds[lane.kind[at]], chunk = plan.chunkOfStage[lane.stage[at]];
-      const chosen = options.microbatch === lane.microbatch[at];
-      pen.globalAlpha = options.microbatch === null || chosen ? 1 : 0.18;
+      const chosen = this.choose(lane, at);
       pen.fillStyle = kind.fill[chunk];
-      if (!kind.computes) {
-        if (end > left) pen.fillRect(left, y + row + 1, Math.max(end - left, 0.5), WIRE - 1);
-        continue;
-      }
       if (chosen) this.way.push([lane.start[at], (left + end) / 2, y + row / 2]);
       // Pixels that a box has taken already show nothing new.
       if (end < drawnTo + 0.4 && !chosen && lane.half[at] !== 2) continue;
@@ -193,7 +107,7 @@ class Panel {
       }
       if (options.critical && plan.criticalOf.has(rank * 1e9 + at)) {
         pen.globalAlpha = 1;
-        pen.strokeStyle = css("--mark");
+        pen.strokeStyle = this.inks.mark;
         pen.lineWidth = 2;
         pen.strokeRect(left + 1, y + 1, Math.max(end - left - 2, 0.5), row - 2);
       }
@@ -203,27 +117,52 @@ class Panel {
     pen.restore();
   }
 
+  /** Whether the op is of the chosen microbatch; if another is chosen, what is drawn is pale. */
+  choose(lane, at) {
+    const chosen = options.microbatch === lane.microbatch[at];
+    this.pen.globalAlpha = options.microbatch === null || chosen ? 1 : 0.18;
+    return chosen;
+  }
+
+  transfers(lane, top) {
+    for (let at = 0; at < lane.kind.length; at++) {
+      const kind = this.plan.kinds[lane.kind[at]];
+      if (kind.computes || lane.end[at] <= lane.start[at]) continue;
+      const left = this.x(lane.start[at]), end = this.x(lane.end[at]);
+      if (end < LEFT || left > LEFT + this.width) continue;
+      this.choose(lane, at);
+      this.pen.fillStyle = kind.fill[this.plan.chunkOfStage[lane.stage[at]]];
+      this.pen.fillRect(left, top, Math.max(end - left, 0.5), WIRE - 1);
+    }
+  }
+
   memory(lane, top) {
     const { pen } = this, bottom = top + STRIP - 2;
     const high = (level) => bottom - ((STRIP - 3) * Math.max(level, 0)) / this.plan.mostMemory;
+    const right = LEFT + this.width, ends = Math.min(this.x(this.plan.end), right);
+    let x = Math.max(this.x(this.plan.begin), LEFT);
+    let i = firstAfter(lane.memory.length, (step) => this.x(lane.memoryAt[step]) >= x);
+    let level = i > 0 ? lane.memory[i - 1] : lane.baseMemory;
     pen.beginPath();
-    pen.moveTo(this.x(this.plan.begin), bottom);
-    pen.lineTo(this.x(this.plan.begin), high(lane.baseMemory));
-    let level = lane.baseMemory;
-    for (let i = 0; i < lane.memory.length; i++) {
-      const x = this.x(lane.memoryAt[i]);
+    pen.moveTo(x, bottom);
+    pen.lineTo(x, high(level));
+    while (i < lane.memory.length && (x = this.x(lane.memoryAt[i])) <= right) {
       pen.lineTo(x, high(level));
-      pen.lineTo(x, high((level = lane.memory[i])));
+      // Of steps within half a pixel the highest shows.
+      let most = (level = lane.memory[i++]);
+      for (; i < lane.memory.length && this.x(lane.memoryAt[i]) < x + 0.5; i++)
+        most = Math.max(most, (level = lane.memory[i]));
+      pen.lineTo(x, high(most));
     }
-    pen.lineTo(this.x(this.plan.end), high(level));
-    pen.lineTo(this.x(this.plan.end), bottom);
-    pen.fillStyle = css("--memory");
+    pen.lineTo(ends, high(level));
+    pen.lineTo(ends, bottom);
+    pen.fillStyle = this.inks.memory;
     pen.fill();
-    pen.strokeStyle = css("--edge");
+    pen.strokeStyle = this.inks.edge;
     pen.lineWidth = 1;
     pen.stroke();
     pen.restore();
-    pen.fillStyle = css("--edge");
+    pen.fillStyle = this.inks.edge;
     pen.textAlign = "right";
     pen.fillText(`peak ${text(lane.peakMemory / this.plan.memoryUnit)}`, LEFT - 6, top + STRIP / 2 - 1);
     pen.save();
@@ -234,11 +173,11 @@ class Panel {
     const { pen } = this;
     pen.save();
     pen.beginPath();
-    pen.rect(LEFT, 0, this.width, this.plan.ranks.length * this.pitch);
+    pen.rect(LEFT, 0, this.width, this.count * this.pitch);
     pen.clip();
     pen.beginPath();
     this.way.sort((a, b) => a[0] - b[0]).forEach(([, x, y]) => pen.lineTo(x, y));
-    pen.strokeStyle = css("--mark");
+    pen.strokeStyle = this.inks.mark;
     pen.setLineDash([4, 3]);
     pen.lineWidth = 1.2;
     pen.stroke();
@@ -249,8 +188,8 @@ class Panel {
     const { pen } = this, length = view.to - view.from;
     const rough = length / Math.max(2, this.width / 90), power = 10 ** Math.floor(Math.log10(rough));
     const step = [1, 2, 5, 10].map((n) => n * power).find((n) => n >= rough);
-    pen.strokeStyle = css("--rule");
-    pen.fillStyle = css("--text");
+    pen.strokeStyle = this.inks.rule;
+    pen.fillStyle = this.inks.text;
     pen.lineWidth = 1;
     pen.textAlign = "center";
     for (let mark = Math.ceil(view.from / step) * step; mark <= view.to; mark += step) {
@@ -265,7 +204,8 @@ class Panel {
 
   /** The op at a place of the canvas: [rank, position], or null. */
   opAt(x, y) {
-    const rank = Math.floor(y / this.pitch), inRow = y - rank * this.pitch, lane = this.plan.ranks[rank];
+    const row = Math.floor(y / this.pitch), inRow = y - row * this.pitch, rank = this.first + row;
+    const lane = row < this.count ? this.plan.ranks[rank] : null;
     if (!lane || x < LEFT) return null;
     const ticks = this.time(x) * this.plan.unit, wire = inRow > this.row;
     for (let at = 0; at < lane.kind.length; at++) {
@@ -275,6 +215,13 @@ class Panel {
       if (!half || (half === 1) === inRow < this.row / 2) return [rank, at];
     }
     return null;
+  }
+
+  /** What an idle place of a row tells, or null. */
+  idleAt(x, y) {
+    const row = Math.floor(y / this.pitch), inRow = y - row * this.pitch;
+    if (row < 0 || row >= this.count || x < LEFT || inRow > this.row) return null;
+    return this.plan.describeIdle(this.first + row, this.time(x) * this.plan.unit);
   }
 
   describe(op) {
@@ -326,10 +273,11 @@ class Panel {
   }
 
   hover(event) {
-    const op = this.opAt(event.offsetX, event.offsetY), tip = byId("tip");
-    tip.style.display = op ? "block" : "none";
-    if (!op) return;
-    tip.textContent = this.describe(op);
+    const tip = byId("tip"), op = this.opAt(event.offsetX, event.offsetY);
+    const told = op ? this.describe(op) : this.idleAt(event.offsetX, event.offsetY);
+    tip.style.display = told ? "block" : "none";
+    if (!told) return;
+    tip.textContent = told;
     tip.style.left = `${Math.max(0, Math.min(event.clientX + 14, innerWidth - tip.offsetWidth - 8))}px`;
     tip.style.top = `${Math.max(0, Math.min(event.clientY + 16, innerHeight - tip.offsetHeight - 8))}px`;
   }
@@ -364,6 +312,8 @@ function redraw() {
 }
 function drawNow() {
   asked = false;
+  // All heights first: they decide whether there is a scroll bar, and so the width.
+  for (const panel of panels) panel.canvas.style.height = `${panel.height}px`;
   panels.forEach((panel) => panel.draw());
 }
 
@@ -380,6 +330,9 @@ function legend() {
     item.append(` ${kind.letter} ${kind.name}${chunks}`);
     byId("legend").append(item);
   });
+  const idle = document.createElement("span");
+  idle.append(Object.assign(document.createElement("i"), { style: "background:var(--idle)" }), " idle");
+  byId("legend").append(idle);
 }
 
 const panels = plans.map((plan) => new Panel(plan));

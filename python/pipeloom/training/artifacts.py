@@ -53,8 +53,10 @@ def draw_plan(plan: pipeloom.Plan, file: Path) -> Path:
 def write_trace(events: Iterable[OpEvent], plan: pipeloom.Plan, file: Path) -> Path:
     """Writes one executed step as Chrome trace JSON, which Perfetto opens: a row for each rank.
 
-    Times are the host's clock; on a GPU that is when work was queued.
+    Times are the host's clock; on a GPU that is when work was queued. Transfers overlap
+    computation and are not among the events.
     """
+    plan = plan.without_transfers()
     ordered = sorted(events, key=lambda event: event.start)
     origin = ordered[0].start
     own = [[event for event in ordered if event.rank == rank] for rank in range(plan.pp)]

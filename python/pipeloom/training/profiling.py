@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from pipeloom._core import ConfigError
 from pipeloom.profile import Profile
 from pipeloom.training.measure import Timed
 
@@ -37,7 +36,8 @@ class StepProfiler:
                 "\nhint: save the plan before it is lowered, and choose transfers with --p2p"
             )
         self.processes, self.pipeline = session.processes, session.pipelines[0]
-        self.profile = Profile(plan, side_by_side=session.processes.count > 1)
+        # Of a plan with transfers too, what is recorded is the ops that compute.
+        self.profile = Profile(plan.without_transfers(), side_by_side=session.processes.count > 1)
         self.ahead_s = clock_offset(session.processes)
 
     def take(self, number: int, events: Iterable[OpEvent]) -> None:

@@ -95,6 +95,24 @@ impl Plan {
         }
     }
 
+    /// This plan without sends and receives: the order of computation that was lowered.
+    #[must_use]
+    pub fn without_transfers(&self) -> Self {
+        if self.style.is_none() {
+            return self.clone();
+        }
+        let computes = |mut held: RankOps| {
+            held.ops.retain(|op| op.kind.is_compute());
+            held
+        };
+        Self {
+            orders: Orders::Held(self.materialize().into_iter().map(computes).collect()),
+            style: None,
+            promises: [Semantics::Buffered].into(),
+            ..self.clone()
+        }
+    }
+
     /// This plan with other promises.
     pub(crate) fn with_promises(self, promises: &[Semantics]) -> Self {
         Self {

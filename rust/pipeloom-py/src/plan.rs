@@ -224,6 +224,10 @@ impl Plan {
         plan_text::lower(py, &self.0, p2p, backend, prefetch)
     }
 
+    fn without_transfers(&self, py: Python<'_>) -> PyResult<Self> {
+        detach(py, || Ok(self.0.without_transfers())).map(Self)
+    }
+
     #[pyo3(signature = (rank, channel))]
     fn buffers(
         &self,

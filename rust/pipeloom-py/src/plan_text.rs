@@ -227,7 +227,15 @@ fn about(what: &str, path: &Path, error: &io::Error, hint: &str) -> io::Error {
 }
 
 /// Writes a file at once: whoever reads the path sees all of the text, or what was there before.
+/// What is no file (a pipe, a device) is written to, not replaced; a link keeps pointing.
 fn write_whole(path: &Path, text: &str) -> io::Result<()> {
+    let hint = "give a path in a folder that can be written";
+    if fs::metadata(path).is_ok_and(|there| !there.is_file()) {
+        let written = File::options().write(true).open(path);
+        let written = written.and_then(|mut file| file.write_all(text.as_bytes()));
+        return written.map_err(|error| about("write", path, &error, hint));
+    }
+    let path = &fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{}.tmp", std::process::id()));
     let draft = path.with_file_name(name);
@@ -240,6 +248,5 @@ fn write_whole(path: &Path, text: &str) -> io::Result<()> {
         // The first error is the one to report.
         let _ = fs::remove_file(&draft);
     }
-    let hint = "give a path in a folder that can be written";
     done.map_err(|error| about("write", path, &error, hint))
 }

@@ -4,9 +4,11 @@ use std::collections::BTreeMap;
 
 use numpy::PyReadonlyArray1;
 use pipeloom_core::error::Error;
+use pipeloom_core::ids::Rank;
 use pipeloom_core::render::grid::{GridOptions, grid};
 use pipeloom_core::render::svg::{SvgOptions, stack, svg};
 use pipeloom_core::render::trace::{TraceOptions, trace};
+use pipeloom_core::render::waits::{self, Awaited};
 use pipeloom_core::render::{self, Half, Window, boxes, page, palette};
 use pyo3::prelude::*;
 
@@ -27,13 +29,14 @@ type Part = (Option<f64>, Option<f64>, Option<(u32, u32)>);
 impl Drawing {
     /// The drawing of measured times, in integer ticks.
     #[new]
-    #[pyo3(signature = (plan, start, end, *, ticks_per_unit=1))]
+    #[pyo3(signature = (plan, start, end, *, ticks_per_unit=1, note=""))]
     fn new(
         py: Python<'_>,
         plan: &Plan,
         start: Vec<PyReadonlyArray1<'_, i64>>,
         end: Vec<PyReadonlyArray1<'_, i64>>,
         ticks_per_unit: i64,
+        note: &str,
     ) -> PyResult<Self> {
         let owned = |columns: &[PyReadonlyArray1<'_, i64>]| -> Vec<Vec<i64>> {
             columns
@@ -43,17 +46,23 @@ impl Drawing {
         };
         let (start, end) = (owned(&start), owned(&end));
         detach(py, || {
-            render::Drawing::new(&plan.0, &start, &end, ticks_per_unit)
+            let drawing = render::Drawing::new(&plan.0, &start, &end, ticks_per_unit)?;
+            Ok(drawing.with_note(note))
         })
         .map(Self)
     }
 
     /// The drawing of a simulated plan.
     #[staticmethod]
-    #[pyo3(signature = (timeline, /, *, critical_path=false))]
-    fn predicted(py: Python<'_>, timeline: &Timeline, critical_path: bool) -> PyResult<Self> {
+    #[pyo3(signature = (timeline, /, *, critical_path=false, note=""))]
+    fn predicted(
+        py: Python<'_>,
+        timeline: &Timeline,
+        critical_path: bool,
+        note: &str,
+    ) -> PyResult<Self> {
         let drawing = detach(py, || {
-            let drawing = render::Drawing::predicted(&timeline.0)?;
+            let drawing = render::Drawing::predicted(&timeline.0)?.with_note(note);
             Ok(if critical_path {
                 drawing.with_critical_path(&timeline.0)
             } else {
@@ -63,13 +72,14 @@ impl Drawing {
         Ok(Self(drawing))
     }
 
-    #[pyo3(signature = (part, *, width=None, color=false, critical_path=false))]
+    #[pyo3(signature = (part, *, width=None, color=false, memory=false, critical_path=false))]
     fn grid(
         &self,
         py: Python<'_>,
         part: Part,
         width: Option<&Bound<'_, PyAny>>,
         color: bool,
+        memory: bool,
         critical_path: bool,
     ) -> PyResult<String> {
         let width = width
@@ -79,6 +89,7 @@ impl Drawing {
             window: self.window(part)?,
             width: width.map(|width| width as usize),
             color,
+            memory,
             critical_path,
         };
         detach(py, || grid(&self.0, &options))
@@ -178,14 +189,8 @@ impl Drawing {
     /// critical) of each box; half is 0 for a whole row, 1 for its upper and 2 for its lower half.
     #[pyo3(signature = (part, /, *, critical_path=false))]
     fn boxes(&self, py: Python<'_>, part: Part, critical_path: bool) -> PyResult<Vec<BoxRow>> {
-        if critical_path && self.0.critical_path.is_empty() {
-            return Err(to_py(Error::config(
-                "critical_path=True, but this drawing knows no critical path",
-                "draw a simulated plan, or leave critical_path out",
-            )));
-        }
         let window = self.window(part)?;
-        let boxes = detach(py, || boxes::boxes(&self.0, &window))?;
+        let boxes = detach(py, || boxes::boxes(&self.0, &window, critical_path))?;
         let row = |painted: boxes::PaintedBox| {
             let half = match painted.half {
                 None => 0,
@@ -194,7 +199,6 @@ impl Drawing {
             };
             let (fill, ink) = (painted.fill.to_string(), painted.fill.ink().to_string());
             let (start, end) = (self.time(painted.start), self.time(painted.end));
-            let critical = critical_path && painted.critical;
             (
                 painted.rank.0,
                 painted.label,
@@ -203,15 +207,79 @@ impl Drawing {
                 start,
                 end,
                 half,
-                critical,
+                painted.critical,
             )
         };
         Ok(boxes.into_iter().map(row).collect())
     }
 
+    /// The idle stretches inside a part: (rank, start, end, reason, (op, its rank)); the last
+    /// is none unless the rank waits for an op.
+    #[pyo3(signature = (part, /))]
+    fn waits(&self, py: Python<'_>, part: Part) -> PyResult<Vec<WaitRow>> {
+        let window = self.window(part)?;
+        let waits = detach(py, || waits::waits(&self.0, &window))?;
+        let row = |(rank, wait)| self.wait_row(rank, wait);
+        Ok(waits.into_iter().map(row).collect())
+    }
+
+    /// Each rank's longest wait inside a part, as `waits` has it; none for a rank without.
+    #[pyo3(signature = (part, /))]
+    fn longest_waits(&self, py: Python<'_>, part: Part) -> PyResult<Vec<(u32, Option<WaitRow>)>> {
+        let window = self.window(part)?;
+        let waits = detach(py, || waits::longest(&self.0, &window))?;
+        let row = |(rank, wait): (Rank, Option<waits::Wait>)| {
+            (rank.0, wait.map(|wait| self.wait_row(rank, wait)))
+        };
+        Ok(waits.into_iter().map(row).collect())
+    }
+
+    /// Times that the makespan can't go below: (time, its text, what it means, whether it is the
+    /// busiest rank's work).
+    #[getter]
+    fn limits(&self) -> Vec<(f64, String, &'static str, bool)> {
+        let limits = self.0.limits().into_iter();
+        limits
+            .map(|it| {
+                (
+                    self.time(it.ticks),
+                    it.text.clone(),
+                    it.meaning(),
+                    it.of_work,
+                )
+            })
+            .collect()
+    }
+
+    /// Each rank's idle share of the makespan, in percent.
+    #[getter]
+    fn idle_percent(&self) -> Vec<i64> {
+        let ranks = self.0.shape.ranks();
+        ranks.map(|rank| self.0.idle_percent(rank)).collect()
+    }
+
+    /// Each rank's peak memory as text; empty if unknown.
+    #[getter]
+    fn memory_peaks(&self) -> Vec<String> {
+        let peaks = self.0.lanes.iter().filter_map(|lane| lane.peak_memory);
+        peaks.map(|peak| self.0.memory_text(peak)).collect()
+    }
+
+    /// Whether a critical path is known.
+    #[getter]
+    fn has_critical_path(&self) -> bool {
+        !self.0.critical_path.is_empty()
+    }
+
+    /// What the memory curves count in.
+    #[getter]
+    fn memory_meaning(&self) -> String {
+        self.0.memory_meaning()
+    }
+
     /// (name, fill) of each kind of op.
     #[getter]
-    fn legend(&self) -> Vec<(&'static str, String)> {
+    fn legend(&self) -> Vec<(String, String)> {
         let rows = boxes::legend(&self.0).into_iter();
         rows.map(|(name, fill)| (name, fill.to_string())).collect()
     }
@@ -255,12 +323,23 @@ impl Drawing {
 
 /// One box of a picture.
 type BoxRow = (u32, String, String, String, f64, f64, u8, bool);
+/// One idle stretch.
+type WaitRow = (u32, f64, f64, String, Option<(String, u32)>);
 
 impl Drawing {
     /// Ticks in the caller's unit.
     #[allow(clippy::cast_precision_loss)] // for a picture
     fn time(&self, ticks: i64) -> f64 {
         ticks as f64 / self.0.ticks_per_unit as f64
+    }
+
+    fn wait_row(&self, rank: Rank, wait: waits::Wait) -> WaitRow {
+        let awaited = match wait.awaited {
+            Awaited::Op { rank, op } => Some((format!("{}{}", op.kind, op.unit), rank.0)),
+            Awaited::Done | Awaited::Unknown => None,
+        };
+        let (start, end) = (self.time(wait.start), self.time(wait.end));
+        (rank.0, start, end, wait.reason(), awaited)
     }
 
     fn window(&self, (from, to, ranks): Part) -> PyResult<Window> {
@@ -279,7 +358,7 @@ impl Drawing {
             return Ok(ticks as i64);
         }
         Err(to_py(Error::config(
-            format!("window has the time {time}, which is no time of this plan"),
+            format!("window has the time {time:e}, which is no time of this plan"),
             "give two times in the unit of the costs, or None for an open end",
         )))
     }

@@ -23,19 +23,23 @@ pub struct PaintedBox {
     pub end: i64,
     /// Which half of the row it takes; none: all of it.
     pub half: Option<Half>,
-    /// Whether it is on the critical path, if the drawing knows that.
+    /// Whether it is on the critical path, if that is asked for.
     pub critical: bool,
 }
 
 /// The boxes of the ops that compute, cut to the window.
 ///
 /// # Errors
-/// If the window shows nothing or too much.
-pub fn boxes(drawing: &Drawing, window: &Window) -> Result<Vec<PaintedBox>> {
+/// If the window shows nothing or too much, or the critical path is asked for but unknown.
+pub fn boxes(drawing: &Drawing, window: &Window, critical_path: bool) -> Result<Vec<PaintedBox>> {
     let view = drawing.slice(window)?;
     view.limit("a picture", MAX_OPS)?;
     let chunks = drawing.shape.chunks_per_rank();
-    let critical: BTreeSet<_> = drawing.critical_path.iter().copied().collect();
+    if critical_path {
+        drawing.require_critical_path()?;
+    }
+    let path = drawing.critical_path.iter().filter(|_| critical_path);
+    let critical: BTreeSet<_> = path.copied().collect();
     let mut boxes = Vec::new();
     for rank in view.ranks() {
         for (at, block) in view
@@ -58,7 +62,7 @@ pub fn boxes(drawing: &Drawing, window: &Window) -> Result<Vec<PaintedBox>> {
 }
 
 /// What the colours mean: the kinds that the drawing has, each in the colour of its first chunk.
-pub fn legend(drawing: &Drawing) -> Vec<(&'static str, Color)> {
+pub fn legend(drawing: &Drawing) -> Vec<(String, Color)> {
     let chunks = drawing.shape.chunks_per_rank();
     let has = |kind| {
         let mut ops = drawing.lanes.iter().flat_map(|lane| &lane.blocks);
@@ -66,6 +70,11 @@ pub fn legend(drawing: &Drawing) -> Vec<(&'static str, Color)> {
     };
     let kinds = COMPUTE_KINDS.into_iter().filter(|&kind| has(kind));
     kinds
-        .map(|kind| (kind_name(kind), palette::fill(kind, 0, chunks)))
+        .map(|kind| {
+            (
+                format!("{kind} {}", kind_name(kind)),
+                palette::fill(kind, 0, chunks),
+            )
+        })
         .collect()
 }

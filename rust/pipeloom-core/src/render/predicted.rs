@@ -23,6 +23,9 @@ impl Drawing {
             ticks_per_unit: 1 << ticks.time_bits,
             memory_ticks_per_unit: 1 << ticks.memory_bits,
             critical_path: Vec::new(),
+            simulated: true,
+            lower_bound: Some(timeline.bounds().binding().ticks),
+            note: String::new(),
         })
     }
 

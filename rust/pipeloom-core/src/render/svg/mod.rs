@@ -6,6 +6,7 @@
 mod rows;
 mod scale;
 mod stack;
+mod waiting;
 
 pub use stack::stack;
 
@@ -14,6 +15,7 @@ use std::fmt::Write as _;
 use scale::{LINE, Legend};
 
 use super::palette;
+use super::waits::Waits;
 use super::{Block, Drawing, View, Window};
 use crate::cost::Costs;
 use crate::error::{Error, Result};
@@ -43,6 +45,10 @@ const MEMORY_STRIP: i64 = 22 * PX;
 const THIN: i64 = 2 * PX;
 /// Width of a digit of a label, generously.
 const DIGIT: i64 = 7 * PX;
+/// Width of a character of small text.
+const SMALL: i64 = 11 * PX / 2;
+/// Room right of the rows, for each rank's idle share.
+const RIGHT: i64 = MARGIN + 54 * PX;
 
 /// How to draw a picture.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -65,17 +71,11 @@ pub struct SvgOptions {
 pub fn svg(drawing: &Drawing, options: &SvgOptions) -> Result<String> {
     let view = drawing.slice(&options.window)?;
     view.limit("an SVG picture", MAX_OPS)?;
-    if options.memory && drawing.lanes.iter().any(|lane| lane.peak_memory.is_none()) {
-        return Err(Error::config(
-            "memory=True, but this drawing knows no memory",
-            "draw a simulated plan, or leave memory out",
-        ));
+    if options.memory {
+        drawing.require_memory()?;
     }
-    if options.critical_path && drawing.critical_path.is_empty() {
-        return Err(Error::config(
-            "critical_path=True, but this drawing knows no critical path",
-            "draw a simulated plan, or leave critical_path out",
-        ));
+    if options.critical_path {
+        drawing.require_critical_path()?;
     }
     let mut picture = Picture {
         text: String::new(),
@@ -141,7 +141,7 @@ impl Frame {
                     format!("give {MIN_WIDTH} to {MAX_WIDTH} pixels, or leave it out"),
                 ));
             }
-            None => left + MARGIN + natural_plot(view),
+            None => left + RIGHT + natural_plot(view),
         };
         let comm = view.ranks().any(|rank| {
             let moves = |block: &Block| !block.op.kind.is_compute() && block.end > block.start;
@@ -160,7 +160,7 @@ impl Frame {
             height: 0,
             left,
             top: 0,
-            plot: width - left - MARGIN,
+            plot: width - left - RIGHT,
             pitch,
             comm,
             most_memory: drawing
@@ -182,7 +182,7 @@ impl Frame {
         let count = |n: usize| i64::try_from(n).unwrap_or(1);
         self.head = wrapped(&view.drawing.headline(), self.width - 2 * MARGIN);
         self.legend = Legend::new(view, self.comm, options, self.width - self.left - MARGIN);
-        self.top = MARGIN + 30 * PX + (count(self.head.len()) - 1) * LINE;
+        self.top = MARGIN + 34 * PX + (count(self.head.len()) - 1) * LINE;
         let rows = count(view.ranks().count()) * self.pitch;
         self.height = self.top + rows + 34 * PX + self.legend.lines * LINE + MARGIN;
     }
@@ -317,9 +317,11 @@ impl Picture<'_> {
             );
         }
         let view = self.view;
+        let waits = Waits::new(view.drawing);
         for rank in view.ranks() {
-            self.row(rank, options);
+            self.row(rank, &waits, options);
         }
+        self.limits();
         if options.critical_path {
             self.critical_path();
         }
@@ -377,11 +379,13 @@ fn common_styles(text: &mut String, memory: bool) {
         "text{{fill:{}}} .head{{font-weight:bold}} .n{{text-anchor:middle}} \
          .r{{text-anchor:end}} .s{{font-size:10px}}\n.idle{{fill:{};stroke:{};stroke-width:.5}} \
          .b{{stroke:{};stroke-width:.5}} .re{{fill:none;stroke-width:2;stroke-dasharray:3 2}} \
-         .thin{{shape-rendering:crispEdges}}",
+         .thin{{shape-rendering:crispEdges}} .w{{fill:none;pointer-events:all}} \
+         .limit{{fill:none;stroke:{};stroke-width:1}} .dashed{{stroke-dasharray:4 3}}",
         palette::TEXT,
         palette::BUBBLE,
         palette::RULE,
         palette::WHITE,
+        palette::TEXT,
     );
     if memory {
         let _ = writeln!(

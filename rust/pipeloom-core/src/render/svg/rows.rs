@@ -2,13 +2,13 @@
 
 use std::fmt::Write as _;
 
-use super::{COMM_STRIP, DIGIT, GAP, MEMORY_STRIP, PX, Picture, Px, ROW, SvgOptions, THIN};
+use super::{COMM_STRIP, DIGIT, GAP, MEMORY_STRIP, PX, Picture, Px, ROW, SvgOptions, THIN, Waits};
 use crate::ids::Rank;
 use crate::op::Flags;
 use crate::render::{Block, Half, half_of_pair, kind_name, palette};
 
 impl Picture<'_> {
-    pub(super) fn row(&mut self, rank: Rank, options: &SvgOptions) {
+    pub(super) fn row(&mut self, rank: Rank, waits: &Waits<'_>, options: &SvgOptions) {
         let y = self.frame.y(self.view, rank);
         let (left, plot) = (self.frame.left, self.frame.plot);
         let _ = writeln!(
@@ -22,6 +22,7 @@ impl Picture<'_> {
             Px(plot),
             Px(ROW)
         );
+        self.waiting(rank, waits, y);
         self.boxes(rank, y);
         let mut below = y + ROW;
         if self.frame.comm {

@@ -2,8 +2,9 @@
 
 use std::fmt::Write as _;
 
-use super::{GAP, MARGIN, PX, Picture, Px, SvgOptions, escaped};
+use super::{GAP, MARGIN, PX, Picture, Px, SMALL, SvgOptions, Waits, escaped};
 use crate::op::OpKind;
+use crate::render::waits::Awaited;
 use crate::render::{COMPUTE_KINDS, View, kind_name, palette};
 
 impl Picture<'_> {
@@ -35,7 +36,7 @@ impl Picture<'_> {
         let _ = writeln!(
             self.text,
             "<text class=\"r s\" x=\"{}\" y=\"{}\">time</text>",
-            Px(self.frame.left - GAP),
+            Px(self.frame.left - 2 * GAP),
             Px(y + 15 * PX)
         );
     }
@@ -45,13 +46,28 @@ impl Picture<'_> {
         let top = self.frame.height - MARGIN - LINE * self.frame.legend.lines + 8 * PX;
         for (entry, x, line) in std::mem::take(&mut self.frame.legend.entries) {
             let (mut x, y) = (self.frame.left + x, top + line * LINE);
-            for fill in &entry.swatches {
-                self.swatch(&fill.to_string(), &palette::RULE.to_string(), ".5", (x, y));
-                x += SWATCH;
-            }
-            if entry.outline {
-                self.swatch("none", &palette::CRITICAL.to_string(), "2", (x, y));
-                x += SWATCH;
+            match &entry.mark {
+                Mark::Fills(fills) => {
+                    for fill in fills {
+                        let rule = palette::RULE.to_string();
+                        self.swatch(&fill.to_string(), &rule, ".5", (x, y));
+                        x += SWATCH;
+                    }
+                }
+                Mark::Outline => {
+                    self.swatch("none", &palette::CRITICAL.to_string(), "2", (x, y));
+                    x += SWATCH;
+                }
+                Mark::Line { dashed } => {
+                    let _ = writeln!(
+                        self.text,
+                        "<path class=\"limit{}\" d=\"M{} {}v12\"/>",
+                        if *dashed { " dashed" } else { "" },
+                        Px(x + SWATCH / 2),
+                        Px(y)
+                    );
+                    x += SWATCH;
+                }
             }
             let _ = writeln!(
                 self.text,
@@ -78,27 +94,35 @@ impl Picture<'_> {
 pub(super) const LINE: i64 = 16 * PX;
 const SWATCH: i64 = 12 * PX;
 
+/// What stands before an entry's text.
+enum Mark {
+    /// Colours.
+    Fills(Vec<palette::Color>),
+    /// The frame of the critical path.
+    Outline,
+    /// A line across the rows.
+    Line { dashed: bool },
+}
+
 /// One entry of a legend.
 pub(super) struct Entry {
-    swatches: Vec<palette::Color>,
-    outline: bool,
+    mark: Mark,
     text: String,
 }
 
 impl Entry {
-    fn new(swatches: Vec<palette::Color>, text: impl Into<String>) -> Self {
-        let (outline, text) = (false, text.into());
-        Self {
-            swatches,
-            outline,
-            text,
-        }
+    fn new(mark: Mark, text: impl Into<String>) -> Self {
+        let text = text.into();
+        Self { mark, text }
     }
 
     fn width(&self) -> i64 {
-        let swatches = self.swatches.len() + usize::from(self.outline);
+        let swatches = match &self.mark {
+            Mark::Fills(fills) => fills.len(),
+            Mark::Outline | Mark::Line { .. } => 1,
+        };
         let sizes = [swatches, self.text.len()].map(|n| i64::try_from(n).unwrap_or(0));
-        sizes[0] * SWATCH + sizes[1] * 11 * PX / 2 + 18 * PX
+        sizes[0] * SWATCH + sizes[1] * SMALL + 18 * PX
     }
 }
 
@@ -128,36 +152,64 @@ impl Legend {
 }
 
 fn entries(view: View<'_>, comm: bool, options: &SvgOptions) -> Vec<Entry> {
+    let mut entries = kinds(view);
+    entries.push(Entry::new(
+        Mark::Fills(vec![palette::BUBBLE]),
+        idle_text(view),
+    ));
+    if comm {
+        let fill = |kind| palette::fill(kind, 0, 1);
+        let fills = vec![fill(OpKind::SendForward), fill(OpKind::SendBackward)];
+        let text = "transfers of activations, gradients";
+        entries.push(Entry::new(Mark::Fills(fills), text));
+    }
+    if options.memory {
+        let text = view.drawing.memory_meaning();
+        entries.push(Entry::new(Mark::Fills(vec![palette::MEMORY_FILL]), text));
+    }
+    if options.critical_path {
+        entries.push(Entry::new(Mark::Outline, "critical path"));
+    }
+    for limit in view.limits() {
+        let dashed = limit.of_work;
+        entries.push(Entry::new(Mark::Line { dashed }, limit.meaning()));
+    }
+    entries
+}
+
+/// The kinds that are seen, in the shades of their chunks.
+fn kinds(view: View<'_>) -> Vec<Entry> {
     let chunks = view.drawing.shape.chunks_per_rank();
     let seen = |kind| {
         let mut blocks = view.ranks().flat_map(|rank| view.blocks(rank));
         blocks.any(|found| found.1.op.kind == kind)
     };
-    let mut entries = Vec::new();
-    for kind in COMPUTE_KINDS.into_iter().filter(|&kind| seen(kind)) {
+    let entry = |kind| {
         let fills = (0..chunks.min(8)).map(|chunk| palette::fill(kind, chunk, chunks));
         let name = kind_name(kind);
         let text = if chunks > 1 {
-            format!("{name}, chunks 0 to {}", chunks - 1)
+            format!("{kind} {name}, chunks 0 to {}", chunks - 1)
         } else {
-            name.to_owned()
+            format!("{kind} {name}")
         };
-        entries.push(Entry::new(fills.collect(), text));
+        Entry::new(Mark::Fills(fills.collect()), text)
+    };
+    let kinds = COMPUTE_KINDS.into_iter().filter(|&kind| seen(kind));
+    kinds.map(entry).collect()
+}
+
+/// What grey means, by the example of the first gap that has a reason.
+fn idle_text(view: View<'_>) -> String {
+    let waits = Waits::new(view.drawing);
+    let mut all = view.ranks().flat_map(|rank| waits.seen(view, rank));
+    let example = all.find_map(|wait| match wait.awaited {
+        Awaited::Op { rank, op } => Some((rank, op, wait.reason())),
+        Awaited::Done | Awaited::Unknown => None,
+    });
+    match example {
+        Some((rank, op, reason)) => {
+            format!("idle; {}{} r{rank}: {reason}", op.kind, op.unit)
+        }
+        None => "idle".to_owned(),
     }
-    entries.push(Entry::new(vec![palette::BUBBLE], "idle"));
-    if comm {
-        let fill = |kind| palette::fill(kind, 0, 1);
-        let fills = vec![fill(OpKind::SendForward), fill(OpKind::SendBackward)];
-        entries.push(Entry::new(fills, "transfers of activations, gradients"));
-    }
-    if options.memory {
-        entries.push(Entry::new(vec![palette::MEMORY_FILL], "memory"));
-    }
-    if options.critical_path {
-        entries.push(Entry {
-            outline: true,
-            ..Entry::new(Vec::new(), "critical path")
-        });
-    }
-    entries
 }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::{Frame, MARGIN, PX, Picture, Px, SvgOptions, common_styles, open, paper, svg};
+use super::{Frame, PX, Picture, Px, RIGHT, SvgOptions, common_styles, open, paper, svg};
 use crate::error::{Error, Result};
 use crate::render::{Drawing, Window};
 
@@ -79,7 +79,7 @@ fn frames(drawings: &[&Drawing], options: &SvgOptions) -> Result<Vec<Frame>> {
     }
     let left = frames.iter().map(|frame| frame.left).max().unwrap_or(0);
     let plot = match options.width {
-        Some(width) => i64::from(width) * PX - left - MARGIN,
+        Some(width) => i64::from(width) * PX - left - RIGHT,
         None => PLOT,
     };
     // Lengths in units of time, as fractions with one denominator.
@@ -91,7 +91,7 @@ fn frames(drawings: &[&Drawing], options: &SvgOptions) -> Result<Vec<Frame>> {
         frame.left = left;
         let own = i128::from(plot) * length(drawing) / longest;
         frame.plot = i64::try_from(own).unwrap_or(plot).max(PX);
-        frame.width = left + plot + MARGIN;
+        frame.width = left + plot + RIGHT;
         let view = drawing.slice(&Window::default())?;
         frame.set_texts(view, &known(drawing, options));
     }

@@ -3,6 +3,7 @@
 mod grid;
 mod svg;
 mod trace;
+mod waits;
 
 use super::*;
 use crate::cost::Costs;

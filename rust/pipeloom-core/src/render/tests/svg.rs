@@ -79,7 +79,7 @@ fn each_op_has_a_box_and_a_label_inside_the_frame() {
     assert_eq!(
         elements(&text, "path")
             .iter()
-            .filter(|p| p.get("class").is_some())
+            .filter(|p| p.get("class").is_some_and(|class| class == "mem"))
             .count(),
         4
     );

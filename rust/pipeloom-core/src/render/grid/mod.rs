@@ -4,6 +4,8 @@
 //! In less room boxes shrink, first to their kind's letter; then a character stands for what
 //! takes most of its time.
 
+mod memory;
+
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
@@ -21,8 +23,6 @@ use crate::simulate::simulate;
 const MAX_WIDTH: usize = 20_000;
 /// Narrowest width of a grid.
 const MIN_WIDTH: usize = 24;
-/// Most ranks whose peak memory the header lists one by one.
-const LISTED_RANKS: usize = 16;
 
 /// How to draw a grid.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -33,6 +33,8 @@ pub struct GridOptions {
     pub width: Option<usize>,
     /// Whether to colour with ANSI sequences (24-bit colour).
     pub color: bool,
+    /// Whether to draw each rank's memory below its row.
+    pub memory: bool,
     /// Whether to mark the ops of the critical path.
     pub critical_path: bool,
 }
@@ -43,7 +45,10 @@ pub struct GridOptions {
 /// If the window shows nothing or the width is too small.
 pub fn grid(drawing: &Drawing, options: &GridOptions) -> Result<String> {
     let view = drawing.slice(&options.window)?;
-    let margin = format!("rank {} |", drawing.shape.pp() - 1).len();
+    if options.memory {
+        drawing.require_memory()?;
+    }
+    let margin = margin(drawing, options);
     let room = match options.width {
         Some(width) if width < MIN_WIDTH.max(margin + 8) => {
             return Err(Error::config(
@@ -54,13 +59,8 @@ pub fn grid(drawing: &Drawing, options: &GridOptions) -> Result<String> {
         Some(width) => width - margin,
         None => MAX_WIDTH,
     };
-    if options.critical_path && drawing.critical_path.is_empty() {
-        return Err(Error::config(
-            "critical_path=True, but this drawing knows no critical path",
-            "draw a simulated plan, or leave critical_path out",
-        ));
-    }
     let critical: BTreeSet<(Rank, usize)> = if options.critical_path {
+        drawing.require_critical_path()?;
         drawing.critical_path.iter().copied().collect()
     } else {
         BTreeSet::new()
@@ -70,17 +70,34 @@ pub fn grid(drawing: &Drawing, options: &GridOptions) -> Result<String> {
         .map(|rank| spans(view, rank, &critical))
         .collect();
     let columns = columns(view, &spans, room);
-    let mut text = header(drawing);
+    let mut text = drawing.headline();
+    text.push('\n');
     let _ = writeln!(text, "{:>margin$}{}", "time |", ruler(view, columns));
     for (rank, spans) in view.ranks().zip(&spans) {
         let name = format!("rank {rank} |");
         let _ = write!(text, "{name:>margin$}");
         let cells = raster(view, spans, columns);
         write_row(&mut text, drawing, &cells, options.color);
+        if options.memory {
+            let name = memory::name(drawing, rank);
+            let _ = write!(text, "{name:>margin$}");
+            memory::write_row(&mut text, view, rank, columns, options.color);
+        }
     }
     write_legend(&mut text, drawing, &spans, options.color);
+    if options.memory {
+        memory::write_legend(&mut text, drawing, options.color);
+    }
     write_scale(&mut text, view, &spans, columns);
     Ok(text)
+}
+
+/// Characters before a row.
+fn margin(drawing: &Drawing, options: &GridOptions) -> usize {
+    let rank = format!("rank {} |", drawing.shape.pp() - 1).len();
+    let ranks = drawing.shape.ranks().filter(|_| options.memory);
+    let peaks = ranks.map(|rank| memory::name(drawing, rank).len());
+    peaks.max().map_or(rank, |peak| peak.max(rank))
 }
 
 /// Most ops of a plan that prints as a grid.
@@ -314,43 +331,6 @@ fn paint(row: &mut String, drawing: &Drawing, span: &Span, shown: &str, color: b
         "\x1b[{mark}38;2;{};{};{};48;2;{};{};{}m{shown}\x1b[0m",
         ink.r, ink.g, ink.b, paper.r, paper.g, paper.b
     );
-}
-
-/// Schedule, shape, makespan, bubble, peak memory: the numbers people ask for first.
-pub(super) fn header(drawing: &Drawing) -> String {
-    let shape = &drawing.shape;
-    let mut text = format!(
-        "{}  pp={} vp={} m={}",
-        drawing.schedule,
-        shape.pp(),
-        shape.vp(),
-        shape.num_microbatches()
-    );
-    if shape.num_seq_pieces() > 1 {
-        let _ = write!(text, " pieces={}", shape.num_seq_pieces());
-    }
-    let _ = write!(
-        text,
-        "   makespan {}   bubble {}%",
-        drawing.time_text(drawing.makespan(), 3),
-        decimal(i128::from(drawing.bubble_thousandths()), 10, 1)
-    );
-    let peaks: Option<Vec<i64>> = drawing.lanes.iter().map(|lane| lane.peak_memory).collect();
-    if let Some(peaks) = peaks {
-        text.push_str("   peak memory");
-        if peaks.len() <= LISTED_RANKS {
-            for peak in &peaks {
-                let _ = write!(text, " {}", drawing.memory_text(*peak));
-            }
-        } else {
-            let most = peaks.iter().max().copied().unwrap_or(0);
-            let least = peaks.iter().min().copied().unwrap_or(0);
-            let (least, most) = (drawing.memory_text(least), drawing.memory_text(most));
-            let _ = write!(text, " {least} to {most} a rank");
-        }
-    }
-    text.push('\n');
-    text
 }
 
 /// Times along the top, each above the start of its tick.

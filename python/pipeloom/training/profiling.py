@@ -25,16 +25,7 @@ class StepProfiler:
     """Collects the steps' events on the first process."""
 
     def __init__(self, plan: Plan, session: Session) -> None:
-        """Measures by how much this process's clock is ahead of the first one's.
-
-        Raises:
-            ConfigError: The plan has transfers, which are not measured.
-        """
-        if plan.style is not None:
-            raise ConfigError(
-                "profile=True needs a plan without transfers, but this one has them"
-                "\nhint: save the plan before it is lowered, and choose transfers with --p2p"
-            )
+        """Measures by how much this process's clock is ahead of the first one's."""
         self.processes, self.pipeline = session.processes, session.pipelines[0]
         # Of a plan with transfers too, what is recorded is the ops that compute.
         self.profile = Profile(plan.without_transfers(), side_by_side=session.processes.count > 1)

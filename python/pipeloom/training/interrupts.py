@@ -41,10 +41,14 @@ class Interrupts:
     Examples:
         >>> import signal
         >>> with Interrupts(alone=True) as interrupts:
-        ...     with interrupts.hold():
-        ...         signal.raise_signal(signal.SIGTERM)  # later
-        Traceback (most recent call last):
-        pipeloom.training.interrupts.Interrupted
+        ...     try:
+        ...         with interrupts.hold():
+        ...             signal.raise_signal(signal.SIGTERM)
+        ...             print("written to its end")
+        ...     except Interrupted as interrupted:
+        ...         print("then ended by", signal.Signals(interrupted.number).name)
+        written to its end
+        then ended by SIGTERM
     """
 
     def __init__(self, *, alone: bool) -> None:

@@ -186,9 +186,19 @@ class Timed:
 
 
 def race(
-    contestants: dict[str, Step], reps: int, *, barrier: Callable[[], object], cpu: bool = False
+    contestants: dict[str, Step],
+    reps: int,
+    *,
+    barrier: Callable[[], object],
+    cpu: bool = False,
+    burst: int = 0,
 ) -> dict[str, list[float]]:
-    """Run all in turns, one step each, after a warm one: `reps` times, fewer if it takes long."""
+    """Run all in turns, one step each, after a warm one: `reps` times, fewer if it takes long.
+
+    With `burst`, a turn is one step that does not count and so many that do, of which the median is
+    kept: a short step depends on which cores the contestant before it left the ranks on, which a
+    loop of equal steps does not.
+    """
     clock = time.thread_time if cpu else time.perf_counter
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     started = time.perf_counter()
@@ -196,12 +206,14 @@ def race(
         if rep > 1 and _agreed(time.perf_counter() - started > BUDGET_S * rep / (rep + 1)):
             break
         for name, step in contestants.items():
-            barrier()
-            begin = clock()
-            step()
-            elapsed = clock() - begin
+            elapsed = []
+            for _ in range(1 + burst):
+                barrier()
+                begin = clock()
+                step()
+                elapsed.append(clock() - begin)
             if rep:
-                seconds[name].append(elapsed)
+                seconds[name].append(statistics.median(elapsed[1:] or elapsed))
     return seconds
 
 
@@ -272,7 +284,7 @@ def transfers(reps: int) -> Timed:
             entries[name] = our_step(work, name, 2, vp, recompute=False, transport=near)
             entries[f"{name} gloo"] = our_step(work, name, 2, vp, recompute=False, transport=gloo)
             entries[f"{name} torch"] = torch_step(work, name, 2, vp, rank, recompute=False)
-        return race(entries, reps, barrier=dist.barrier)
+        return race(entries, reps, barrier=dist.barrier, burst=4)
 
     return forked(2, body)
 

@@ -155,8 +155,8 @@ def threads(reps: int) -> list[Result]:
 GROUPS = [
     Group("overhead", overhead, 20),
     Group("transfers", transfers, 10),
-    Group("steps_pp2", steps(2, alone=True), 3),
-    Group("steps_pp4", steps(4, alone=False), 3),
+    Group("steps_pp2", steps(2, alone=True), 7),
+    Group("steps_pp4", steps(4, alone=False), 7),
     Group("recompute", recompute, 3),
     Group("overlap", overlap, 5),
     Group("late", late, 5),

@@ -1,7 +1,10 @@
 """Checkpoints: whole or refused, and never of another model in silence."""
 
+import contextlib
 import json
 import shutil
+import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,18 +14,18 @@ from pipeloom.model import GPTModel, TransformerConfig
 from pipeloom.training import checkpoint
 from pipeloom.training.arguments import TrainingArguments
 from pipeloom.training.checkpoint import (
-    TrainState,
-    claim_run_folder,
     load_checkpoint,
     newest_whole,
-    read_state,
     require_whole,
     resolve_checkpoint,
     save_checkpoint,
 )
 from pipeloom.training.errors import CheckpointError
+from pipeloom.training.folder import claim_run_folder, claimed_run_folder
+from pipeloom.training.interrupts import Interrupted
 from pipeloom.training.processes import Processes
 from pipeloom.training.setup import make_optimizer
+from pipeloom.training.state import TrainState, read_state
 
 
 def gpt(**fields):
@@ -164,12 +167,73 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_named(tmp_path, n
 def test_a_newer_format_is_refused(tmp_path):
     path = save(tmp_path, gpt())
     state = json.loads((path / "train.json").read_text())
-    (path / "train.json").write_text(json.dumps({**state, "format_version": 2}))
-    with pytest.raises(CheckpointError, match="format version 2, this pipeloom reads 1"):
+    (path / "train.json").write_text(json.dumps({**state, "format_version": 3}))
+    with pytest.raises(CheckpointError, match="format version 3, this pipeloom reads up to 2"):
         read_state(path)
     (path / "train.json").write_text("{")
     with pytest.raises(CheckpointError, match="is damaged"):
         read_state(path)
+
+
+def test_a_flipped_bit_anywhere_in_the_state_is_noticed(tmp_path):
+    path = save(tmp_path, gpt())
+    file, whole = path / "train.json", read_state(path)
+    text = file.read_bytes()
+    for place in range(len(text)):
+        for bit in (0x01, 0x10):
+            harmed = bytearray(text)
+            harmed[place] ^= bit
+            file.write_bytes(harmed)
+            with contextlib.suppress(CheckpointError):
+                assert read_state(path) == whole  # a space that became another
+
+
+def test_version_1_without_a_checksum_of_the_state_is_read(tmp_path):
+    path = save(tmp_path, gpt())
+    values = json.loads((path / "train.json").read_text())
+    del values["checksum_of_this_file"]
+    (path / "train.json").write_text(json.dumps({**values, "format_version": 1}))
+    assert require_whole(path).step == 1
+    (path / "train.json").write_text(json.dumps({**values, "format_version": 1, "step": "1"}))
+    with pytest.raises(CheckpointError, match="step is not of type int"):
+        require_whole(path)
+    (path / "train.json").write_text(json.dumps(values))
+    with pytest.raises(CheckpointError, match="has changed since it was written"):
+        require_whole(path)
+
+
+@pytest.mark.parametrize("harm", [Path.unlink, lambda file: file.write_bytes(b"\xff")])
+def test_a_lost_pointer_names_the_newest_whole_checkpoint(tmp_path, harm):
+    before = save(tmp_path, gpt())
+    cut(save(tmp_path, gpt(), step=2) / "__0_0.distcp")
+    harm(tmp_path / "latest")
+    with pytest.raises(CheckpointError, match=f"hint: the newest whole checkpoint is {before}$"):
+        resolve_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("what", ["write_data", "read_data"])
+def test_an_interruption_within_torchs_writer_or_reader_is_one(tmp_path, monkeypatch, what):
+    path = save(tmp_path, gpt())
+
+    def interrupted(*_):
+        raise Interrupted(signal.SIGTERM)
+
+    kind = checkpoint.FileSystemWriter if what == "write_data" else checkpoint.FileSystemReader
+    monkeypatch.setattr(kind, what, interrupted)
+    with pytest.raises(Interrupted) as told:
+        save(tmp_path, gpt(), step=2) if what == "write_data" else load(path, gpt())
+    assert told.value.number == signal.SIGTERM
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["latest", path.name]
+
+
+def test_one_run_writes_to_a_folder_at_a_time(tmp_path):
+    source = save(tmp_path / "own" / "checkpoints", gpt())
+    again = partial(claimed_run_folder, None, resumed_from=source)
+    said = f"another run is writing to {tmp_path / 'own'}"
+    with again(), pytest.raises(CheckpointError, match=said), again():
+        pytest.fail("two runs in one folder")
+    with again():
+        pass
 
 
 def test_a_folder_without_a_checkpoint_is_named(tmp_path):

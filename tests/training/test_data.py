@@ -131,6 +131,56 @@ def test_a_pair_that_does_not_fit_together_is_refused(tmp_path):
         load_corpus([tmp_path / "set.idx"])
 
 
+def test_a_damaged_index_is_refused(tmp_path):
+    path = write_indexed(tmp_path, [np.arange(10)] * 3)
+    index = tmp_path / "set.idx"
+    whole = index.read_bytes()
+    for size in range(len(whole)):
+        index.write_bytes(whole[:size])
+        with pytest.raises(DataError, match=r"is cut short|is no Megatron index"):
+            load_corpus([path])
+    lengths_and_offsets = range(34, 34 + 3 * 12)
+    for place in lengths_and_offsets:
+        harmed = bytearray(whole)
+        harmed[place] ^= 1
+        index.write_bytes(harmed)
+        with pytest.raises(DataError, match=r"is damaged|its index counts"):
+            load_corpus([path])
+    lengths = np.array([15, -5, 20], "<i4").tobytes()  # which are 30 ids too
+    index.write_bytes(whole[:34] + lengths + whole[46:])
+    with pytest.raises(DataError, match="do not follow one another"):
+        load_corpus([path])
+
+
+def test_ids_below_zero_are_refused(tmp_path):
+    path = write_indexed(tmp_path, [np.array([1, -2, 3] * 9)] * 2, "<i4", 4)
+    with pytest.raises(DataError, match="holds the id -2"):
+        load_corpus([path])
+
+
+def test_empty_sequences_leave_something_to_hold_out(tmp_path):
+    for sequences in ([40, 0, 0], [40], [0, 40], [30, 0, 10, 0]):
+        path = write_indexed(tmp_path, [np.zeros(size) for size in sequences])
+        corpus = load_corpus([path])
+        assert corpus.train.size + corpus.valid.size == 40
+        assert corpus.valid.size > 0
+
+
+def test_the_prefix_of_a_pair_is_told_its_name(tmp_path):
+    write_indexed(tmp_path, [np.arange(10)] * 3)
+    with pytest.raises(DataError, match=r"hint: name one of the pair: .*set\.bin"):
+        load_corpus([tmp_path / "set"])
+
+
+def test_a_file_that_is_named_twice_is_read_once(tmp_path):
+    # Its copy would be held out, and the held-out loss that of text trained on.
+    folder = folder_of(tmp_path, **{f"f{i}": bytes([65 + i]) * 50 for i in range(9)})
+    once = load_corpus([folder])
+    twice = load_corpus([folder, folder / "f3.txt", folder / ".." / folder.name])
+    assert np.array_equal(once.train, twice.train)
+    assert np.array_equal(once.valid, twice.valid)
+
+
 def test_an_epoch_reads_every_block_once_in_an_order_of_its_own():
     dataset = TokenDataset(np.arange(101), seq_length=10, seed=1)
     epochs = [[int(dataset.sample(e * 10 + i)[0]) for i in range(10)] for e in range(2)]

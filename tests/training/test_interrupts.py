@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the last whole step is kept, and nothing is torn."""
+"""Ctrl-C, SIGTERM and SIGHUP: the last whole step is kept, and nothing is torn."""
 
 import os
 import signal
@@ -12,15 +12,15 @@ from pipeloom.training.generate import load_model
 from pipeloom.training.interrupts import Interrupted, Interrupts
 from pipeloom.training.pretrain import forward_step
 
-SIGNALS = [signal.SIGINT, signal.SIGTERM]
+SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 FIELDS = {"num_layers": 2, "schedule": "1f1b", "steps": 5}
 
 
 @pytest.fixture(autouse=True)
 def default_handlers():
     """As at the start of a process, whatever the test runner has set."""
-    defaults = zip(SIGNALS, (signal.default_int_handler, signal.SIG_DFL), strict=True)
-    before = [signal.signal(*pair) for pair in defaults]
+    usual = (signal.default_int_handler, signal.SIG_DFL, signal.SIG_DFL)
+    before = [signal.signal(*pair) for pair in zip(SIGNALS, usual, strict=True)]
     yield
     for number, handler in zip(SIGNALS, before, strict=True):
         signal.signal(number, handler)

@@ -190,6 +190,39 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_the_last_checkpoint_kept(ma
     assert all(torch.isfinite(value).all() for value in load_model(kept).model.parameters())
 
 
+def test_weights_that_are_no_numbers_are_never_a_checkpoint(make_args, monkeypatch):
+    args = make_args(steps=6, save_interval=1)
+    step = torch.optim.AdamW.step
+
+    def overflowing(optimizer, *given):
+        step(optimizer, *given)
+        if optimizer.param_groups[0]["params"][0] in optimizer.state and overflowing.left == 0:
+            optimizer.param_groups[0]["params"][0].data[0, 0] = torch.inf
+        overflowing.left -= 1
+
+    overflowing.left = 2
+    monkeypatch.setattr(torch.optim.AdamW, "step", overflowing)
+    with pytest.raises(DivergedError, match="a weight is not finite after step 3") as caught:
+        train(args)
+    kept = resolve_checkpoint(args.out)
+    assert kept.name == "step-000002"
+    assert str(kept) in str(caught.value)
+
+
+@pytest.mark.parametrize("interval", [0, 2])
+def test_a_held_out_loss_that_is_not_finite_ends_the_run(make_args, interval):
+    def poisoned(iterator, chunk, recompute=None):
+        output, loss_func = forward_step(iterator, chunk, recompute)
+        return output * (1.0 if chunk.training else float("inf")), loss_func
+
+    args = make_args(steps=4, eval_interval=interval, save_interval=1)
+    with pytest.raises(DivergedError, match=r"held-out loss is .* after step") as caught:
+        train(args, poisoned)
+    kept = "step-000001" if interval else "step-000003"
+    assert resolve_checkpoint(args.out).name == kept
+    assert kept in str(caught.value)
+
+
 def interrupted_at(step):
     """A forward step that Ctrl-C hits."""
 

@@ -4,6 +4,7 @@ import argparse
 import importlib.util
 import io
 import json
+import math
 import re
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import torch
 
 import pipeloom as pl
 from pipeloom.model import GPTModel, TransformerConfig
+from pipeloom.training import log
 from pipeloom.training.arguments import TrainingArguments
 from pipeloom.training.log import RunLog, StepRecord, read_losses
 from pipeloom.training.measure import busiest, side_by_side
@@ -72,6 +74,14 @@ def test_the_default_is_8_layers_on_pp_2_vp_2():
         ({"lr": float("nan")}, "lr=nan is not above 0"),
         ({"data": [1]}, r"data=\(1,\) is not a list of paths"),
         ({"dp": 0}, "dp=0 is not at least 1"),
+        ({"lr": math.inf}, "lr=inf is not finite"),
+        ({"weight_decay": math.inf}, "weight_decay=inf is not finite"),
+        ({"clip_grad": math.inf}, "clip_grad=inf is not finite"),
+        ({"lr_decay_steps": 0}, "lr_decay_steps=0 is not at least 1"),
+        ({"timeout_s": math.inf}, "timeout_s=inf is not in 0 < s <= 1e9"),
+        ({"layout_text": 3}, r"layout=3 is not of type str or None\nhint: set it with --layout$"),
+        ({"out": ""}, "out='' is not a path"),
+        ({"data": [""]}, r"data=\('',\) is not a list of paths"),
         (
             {"recompute": True, "num_microbatches_with_partial_activation_checkpoints": 1},
             "recompute=True runs every forward again, but .*=1 keeps some",
@@ -186,6 +196,8 @@ def test_a_configuration_file_has_the_options_and_flags_win(tmp_path, name):
         ("a.json", "[1]", "holds no JSON object"),
         ("a.toml", "steps = 'ten'", "steps='ten' is not of type int"),
         ("a.toml", "\udcff", "can't be read"),
+        ("a.toml", "num-layers = 6\nnum_layers = 5", "gives num_layers twice"),
+        ("a.json", '{"steps": 1, "lr": 1, "steps": 2}', "is no JSON: 'steps' stands twice"),
         ("none.toml", None, "can't be read: No such file"),
     ],
 )
@@ -198,6 +210,19 @@ def test_a_bad_configuration_file_is_named(tmp_path, name, text, named):
     assert "\nhint: " in str(caught.value)
 
 
+def test_a_configuration_file_may_begin_with_a_byte_order_mark(tmp_path):
+    for name, text in (("a.toml", "steps = 3"), ("a.json", '{"steps": 3}')):
+        (tmp_path / name).write_text(text, encoding="utf-8-sig")
+        assert parse("--config", str(tmp_path / name)).steps == 3
+
+
+def test_a_plan_that_is_a_flag_wins_over_the_files_pipeline(tmp_path):
+    pl.plan("zb_v", pp=4, num_microbatches=6).save(tmp_path / "plan")
+    (tmp_path / "a.toml").write_text("schedule = '1f1b'\npp = 2\nrecompute = true\nsteps = 3\n")
+    args = parse("--config", str(tmp_path / "a.toml"), "--plan", str(tmp_path / "plan"))
+    assert (args.schedule, args.pp, args.num_microbatches, args.steps) == ("zb_v", 4, 6, 3)
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [
@@ -205,6 +230,10 @@ def test_a_bad_configuration_file_is_named(tmp_path, name, text, named):
         (["--schedule", "1f1b"], "says schedule itself"),
         (["--num-microbatches", "4"], "hint: leave --num-microbatches out"),
         (["--recompute"], "says recompute itself"),
+        (
+            ["--num-microbatches-with-partial-activation-checkpoints", "0"],
+            "says num_microbatches_with_partial_activation_checkpoints itself",
+        ),
         (["--p2p", "fifo"], r"has its own sends and receives \(streams\), so p2p='fifo'"),
     ],
 )
@@ -308,10 +337,10 @@ def test_a_shared_parameter_counts_once():
 
 def record(folder, first_step, steps, numbers):
     stream = io.StringIO()
-    log = RunLog(folder, first_step=first_step, steps=steps, log_interval=2, stream=stream)
-    with log:
+    run = RunLog(folder, first_step=first_step, steps=steps, log_interval=2, stream=stream)
+    with run:
         for step in numbers:
-            log.record(StepRecord(step, loss=10.0 - step, tokens_per_s=1234.5, bubble=0.125))
+            run.record(StepRecord(step, loss=10.0 - step, tokens_per_s=1234.5, bubble=0.125))
     return stream.getvalue().splitlines()
 
 
@@ -329,10 +358,32 @@ def test_a_resume_drops_the_records_that_it_trains_again(tmp_path):
     assert [r.step for r in read_losses(tmp_path)] == [1, 2, 3]
 
 
+def test_half_a_line_of_a_full_disk_is_passed_over(tmp_path):
+    record(tmp_path, 0, 6, [1, 2, 3])
+    with (tmp_path / "loss.jsonl").open("a") as file:
+        file.write('{"step": 4, "lo')
+    record(tmp_path, 3, 6, [4])
+    assert [r.step for r in read_losses(tmp_path)] == [1, 2, 3, 4]
+
+
+def test_the_records_of_a_run_are_not_lost_when_there_is_no_room_to_write_them_again(
+    tmp_path, monkeypatch
+):
+    record(tmp_path, 0, 6, [1, 2, 3])
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(log, "write_durably", full)
+    with pytest.raises(OSError, match="No space"):
+        record(tmp_path, 2, 6, [])
+    assert [r.step for r in read_losses(tmp_path)] == [1, 2, 3]
+
+
 def test_other_processes_say_and_store_nothing(capsys):
-    with RunLog(None, steps=1) as log:
-        log.say("text")
-        log.record(StepRecord(1, loss=1.0))
+    with RunLog(None, steps=1) as run:
+        run.say("text")
+        run.record(StepRecord(1, loss=1.0))
     assert capsys.readouterr() == ("", "")
 
 

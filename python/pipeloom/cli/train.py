@@ -35,11 +35,14 @@ def run(arguments: argparse.Namespace) -> int:
     """Train; a Ctrl-C keeps the checkpoint."""
     from pipeloom.training.command import SIGNALLED, run_train
 
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        # Alone, a run saves where it stands. One of several can't, and may sit in a wait for peers
-        # that no signal reaches, so it ends as other commands do; its last checkpoint is whole.
-        keep_on_interrupt()
-    status = run_train(arguments)
+    def on_start() -> None:
+        if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+            # Alone, a run saves where it stands. One of several can't, and may sit in a wait for
+            # peers that no signal reaches, so it ends as other commands do; its last checkpoint is
+            # whole. While torch loads, there is nothing to save.
+            keep_on_interrupt()
+
+    status = run_train(arguments, on_start=on_start)
     if status > SIGNALLED:
         # All is written; taking torch and its threads down would take another second.
         sys.stdout.flush()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib.util
+import math
 import types
 import typing
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from pipeloom.training.corpus import Corpus
 
 Placement = Literal["loop", "v", "wave", "bidirectional"]
+
+_LONGEST_WAIT_S = 1e9  # 31 years; torch counts nanoseconds in 64 bits
 
 
 def _option(default: Any, text: str, **settings: Any) -> Any:
@@ -136,14 +139,21 @@ class TrainingArguments:
             self._check_type(spec.name)
         for name in _AT_LEAST_ONE:
             self._require(name, getattr(self, name) >= 1, "at least 1")
+        if self.lr_decay_steps is not None:
+            self._require("lr_decay_steps", self.lr_decay_steps >= 1, "at least 1")
         for name in _AT_LEAST_ZERO:
             self._require(name, getattr(self, name) >= 0, "at least 0")
         self._require("lr", self.lr > 0, "above 0")
         self._require("min_lr", 0 <= self.min_lr <= self.lr, f"between 0 and lr={self.lr}")
-        self._require("timeout_s", self.timeout_s > 0, "above 0")
+        self._require("timeout_s", 0 < self.timeout_s <= _LONGEST_WAIT_S, "in 0 < s <= 1e9")
         self._require("adam_eps", self.adam_eps > 0, "above 0")
         for name in ("adam_beta1", "adam_beta2"):
             self._require(name, 0 <= getattr(self, name) < 1, "between 0 and 1")
+        for name in ("lr", "weight_decay", "adam_eps", "clip_grad"):
+            self._require(name, math.isfinite(getattr(self, name)), "finite")
+        for name in ("out", "resume", "plan"):
+            self._require(name, getattr(self, name) != "", "a path")
+        self._require("data", "" not in self.data, "a list of paths")
         if self.tensorboard and importlib.util.find_spec("tensorboard") is None:
             raise ConfigError(
                 "tensorboard=True needs the package tensorboard, which is not installed\n"
@@ -156,9 +166,11 @@ class TrainingArguments:
 
     def _require(self, name: str, condition: bool, expected: str) -> None:
         if not condition:
-            flag = name.replace("_", "-")
+            spec = next(spec for spec in dataclasses.fields(self) if spec.name == name)
+            option = spec.metadata.get("option", name)
             raise ConfigError(
-                f"{name}={getattr(self, name)!r} is not {expected}\nhint: set it with --{flag}"
+                f"{option}={getattr(self, name)!r} is not {expected}\n"
+                f"hint: set it with --{option.replace('_', '-')}"
             )
 
     def _check_type(self, name: str) -> None:

@@ -10,12 +10,9 @@ A checkpoint is written to a folder beside its place and renamed when it is whol
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
 import shutil
 import warnings
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +25,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 from pipeloom.training.errors import CheckpointError
 from pipeloom.training.integrity import checksums, damaged_files
 from pipeloom.training.retention import (
+    LATEST,
     by_step,
     name_of,
     prune,
@@ -37,6 +35,7 @@ from pipeloom.training.retention import (
     tidy,
     write_durably,
 )
+from pipeloom.training.state import STATE_FILE, TrainState, read_state, state_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -45,33 +44,7 @@ if TYPE_CHECKING:
 
     from pipeloom.training.processes import Processes
 
-FORMAT_VERSION = 1
-LATEST = "latest"
-STATE_FILE = "train.json"
 _SHOWN = 4
-
-
-@dataclass(frozen=True, slots=True)
-class TrainState:
-    """What a checkpoint holds besides tensors.
-
-    Attributes:
-        step: Optimizer steps done.
-        consumed_samples: Samples that those steps read: the data position.
-        scheduler: State of the learning-rate scheduler.
-        architecture: `TransformerConfig.architecture()` of the model.
-        arguments: `TrainingArguments.to_dict()` of the run.
-        checksums: Size and CRC of each file beside this one, filled in when it is written.
-        format_version: Version of the checkpoint format.
-    """
-
-    step: int
-    consumed_samples: int
-    scheduler: dict[str, Any]
-    architecture: dict[str, Any]
-    arguments: dict[str, Any]
-    checksums: dict[str, list[int]] = dataclasses.field(default_factory=dict)
-    format_version: int = FORMAT_VERSION
 
 
 def checkpoint_tensors(
@@ -151,8 +124,7 @@ def save_checkpoint(
 
     def publish() -> None:
         whole = dataclasses.replace(state, checksums=checksums(partial))
-        text = json.dumps(dataclasses.asdict(whole), indent=1, sort_keys=True)
-        write_durably(partial / STATE_FILE, text + "\n")
+        write_durably(partial / STATE_FILE, state_text(whole))
         sync_folder(partial)
         before = replaced(folder, name)
         if final.exists():  # the same step of the same run, reached again after a resume
@@ -181,6 +153,7 @@ def save_checkpoint(
     except BaseException as error:
         if processes.index == 0 and folder.is_dir():
             tidy(folder)
+        _raise_interruption(error)
         if isinstance(error, (OSError, CheckpointException)):
             raise CheckpointError(
                 f"the checkpoint of step {state.step} can't be written to {folder}: "
@@ -189,6 +162,17 @@ def save_checkpoint(
             ) from error
         raise
     return final
+
+
+def _raise_interruption(error: BaseException) -> None:
+    """A Ctrl-C or SIGTERM while torch wrote or read is no fault of the files: raise it as it was.
+
+    torch catches whatever its writers and readers raise, and reports it as a failure of theirs.
+    """
+    if isinstance(error, CheckpointException):
+        for cause, _ in error.failures.values():
+            if isinstance(cause, KeyboardInterrupt):
+                raise cause from None
 
 
 def _reasons(error: BaseException) -> str:
@@ -226,24 +210,35 @@ def newest_whole(folder: Path, *, before: Path | None = None) -> Path | None:
     return None
 
 
+def state_of(path: Path) -> TrainState:
+    """The state of a checkpoint.
+
+    Raises:
+        CheckpointError: It can't be read; the hint names the checkpoint before.
+    """
+    try:
+        return read_state(path)
+    except CheckpointError as error:
+        raise _damaged(path, str(error).split("\nhint: ")[0]) from error
+
+
 def require_whole(path: Path) -> TrainState:
     """The state of a checkpoint whose files are all as they were written.
 
     Raises:
         CheckpointError: A file is missing or has changed; the hint names the checkpoint before.
     """
-    try:
-        state = read_state(path)
-        faults = damaged_files(path, state.checksums)
-        if not faults:
-            return state
-        what = f"{path} is damaged: {'; '.join(faults)}"
-    except CheckpointError as error:
-        what = str(error).split("\nhint: ")[0]
+    state = state_of(path)
+    faults = damaged_files(path, state.checksums)
+    if faults:
+        raise _damaged(path, f"{path} is damaged: {'; '.join(faults)}")
+    return state
+
+
+def _damaged(path: Path, what: str) -> CheckpointError:
     earlier = newest_whole(path.parent, before=path)
-    raise CheckpointError(
-        what,
-        "start a new run" if earlier is None else f"go on from the one before: {earlier}",
+    return CheckpointError(
+        what, "start a new run" if earlier is None else f"go on from the one before: {earlier}"
     )
 
 
@@ -260,48 +255,32 @@ def resolve_checkpoint(path: str | Path) -> Path:
         return path
     for folder in (path, path / "checkpoints"):
         pointer = folder / LATEST
-        if pointer.exists():
-            name = pointer.read_text().strip()
-            # Where it was put if a process ended just while it was replaced.
-            places = (folder / name, replaced(folder, name))
-            found = next((place for place in places if place.is_dir()), places[0])
-            if not found.is_dir():
-                raise CheckpointError(
-                    f"{pointer} names {found.name}, which is missing",
-                    f"name one of the other checkpoints in {folder}",
-                )
+        if not pointer.exists() and not by_step(folder):
+            continue
+        name = _pointed(pointer)
+        # Where it was put if a process ended just while it was replaced.
+        places = (folder / name, replaced(folder, name)) if name else ()
+        found = next((place for place in places if place.is_dir()), None)
+        if found is not None:
             return found
+        whole = newest_whole(folder)
+        raise CheckpointError(
+            f"{pointer} names {name}, which is missing" if name else f"{pointer} names none",
+            "start a new run" if whole is None else f"the newest whole checkpoint is {whole}",
+        )
     raise CheckpointError(
         f"{path} holds no whole checkpoint",
         "a run writes its first one after --save-interval steps; name the run's folder",
     )
 
 
-def read_state(path: Path) -> TrainState:
-    """What a checkpoint holds besides tensors.
-
-    Raises:
-        CheckpointError: The file is missing, damaged or of a newer version.
-    """
-    file = path / STATE_FILE
+def _pointed(pointer: Path) -> str:
+    """The name of a checkpoint in the file; nothing if there is none in it."""
     try:
-        values = json.loads(file.read_text())
-    except FileNotFoundError as error:
-        raise CheckpointError(
-            f"{path} is incomplete: {STATE_FILE} is missing", "use another checkpoint"
-        ) from error
-    except ValueError as error:
-        raise CheckpointError(f"{file} is damaged: {error}", "use another checkpoint") from error
-    version = values.get("format_version") if isinstance(values, dict) else None
-    if version != FORMAT_VERSION:
-        raise CheckpointError(
-            f"{file} has format version {version}, this pipeloom reads {FORMAT_VERSION}",
-            "load it with the version of pipeloom that wrote it",
-        )
-    try:
-        return TrainState(**values)
-    except TypeError as error:
-        raise CheckpointError(f"{file} is damaged: {error}", "use another checkpoint") from error
+        name = pointer.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+    return name if step_of(Path(name)) >= 0 and "/" not in name else ""
 
 
 def read_metadata(path: Path) -> Metadata:
@@ -408,6 +387,7 @@ def load_checkpoint(
                 no_dist=processes.group is None,
             )
     except CheckpointException as error:  # which is no Exception, and holds each process's
+        _raise_interruption(error)
         raise CheckpointError(
             f"{path} cannot be read: {_reasons(error)}",
             "a file of it is missing or damaged; use another checkpoint",
@@ -417,38 +397,3 @@ def load_checkpoint(
             copy.copy_(tensors[key])
     if random_key in wanted:
         torch.set_rng_state(wanted[random_key])
-
-
-def claim_run_folder(out: str | None, *, resumed_from: Path | None) -> Path:
-    """The folder that a run writes to, made if need be; never one that holds another run.
-
-    Args:
-        out: The folder asked for; None takes that of the resumed run, else the next free
-            `runs/train-N`.
-        resumed_from: The checkpoint that the run goes on from.
-
-    Raises:
-        CheckpointError: The folder holds something that is not this run's.
-    """
-    if out is None and resumed_from is not None and resumed_from.parent.name == "checkpoints":
-        return resumed_from.parent.parent
-    if out is None:
-        number = 1
-        while True:
-            folder = Path("runs", f"train-{number}")
-            try:
-                os.makedirs(folder)  # noqa: PTH103 - fails if it exists, with its parents made
-            except FileExistsError:
-                number += 1
-            else:
-                return folder
-    folder = Path(out)
-    own = resumed_from is not None and resumed_from.resolve().is_relative_to(folder.resolve())
-    if not own and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        resumable = (folder / "checkpoints" / LATEST).exists()
-        go_on = f", or go on with the run in it: --resume {folder}" if resumable else ""
-        raise CheckpointError(
-            f"--out {folder} is not an empty folder", f"give another folder{go_on}"
-        )
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder

@@ -15,11 +15,12 @@ from pipeloom.training.options import arguments_from
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Callable
 
     from pipeloom.training.pretrain import TrainingResult
 
 SIGNALLED = 128
-"""Plus the signal is the status of a run that one ended: 130 for Ctrl-C, 143 for SIGTERM."""
+"""Plus the signal is the status of a run that one ended: 130 is Ctrl-C, 143 SIGTERM, 129 SIGHUP."""
 FAILED = 1
 
 
@@ -39,8 +40,13 @@ def require_torch() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
-def run_train(namespace: argparse.Namespace) -> int:
-    """Runs `pipeloom train`; returns the exit status."""
+def run_train(namespace: argparse.Namespace, *, on_start: Callable[[], None] = lambda: None) -> int:
+    """Runs `pipeloom train`; returns the exit status.
+
+    Args:
+        namespace: The options.
+        on_start: Called when all is loaded and the options are found good.
+    """
     require_torch()
     from functools import partial
 
@@ -50,6 +56,7 @@ def run_train(namespace: argparse.Namespace) -> int:
     from pipeloom.training.pretrain import pretrain
 
     args = arguments_from(namespace)
+    on_start()
     try:
         result = pretrain(
             train_valid_test_datasets_provider, partial(model_provider, gpt_builder), args=args

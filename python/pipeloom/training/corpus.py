@@ -133,11 +133,15 @@ def _is_binary(text: bytes) -> bool:
 
 
 def _read_all(paths: Iterable[Path]) -> Iterator[tuple[str, bytes]]:
+    # A file that is named twice is read once: its copy could be the text that is held out.
+    seen: set[Path] = set()
     for path in paths:
         if path.is_dir():
-            yield from _read_folder(path)
+            yield from _read_folder(path, seen)
         elif not path.exists():
-            raise DataError(f"--data {path}: no such file or folder", "check the path")
+            pair = Path(f"{path}.bin")
+            hint = f"name one of the pair: {pair}" if pair.is_file() else "check the path"
+            raise DataError(f"--data {path}: no such file or folder", hint)
         else:
             text = _read(path)
             if not text:
@@ -146,10 +150,19 @@ def _read_all(paths: Iterable[Path]) -> Iterator[tuple[str, bytes]]:
                 raise DataError(
                     f"--data {path} is binary: it holds NUL bytes", "name text files only"
                 )
-            yield path.name, text
+            if _is_new(path, seen):
+                yield path.name, text
 
 
-def _read_folder(folder: Path) -> Iterator[tuple[str, bytes]]:
+def _is_new(path: Path, seen: set[Path]) -> bool:
+    """Whether the file is not among those seen, to which it is added."""
+    path = path.resolve()
+    new = path not in seen
+    seen.add(path)
+    return new
+
+
+def _read_folder(folder: Path, seen: set[Path]) -> Iterator[tuple[str, bytes]]:
     num_files = num_read = 0
     for path in _walk(folder):
         if not path.is_file():
@@ -158,7 +171,8 @@ def _read_folder(folder: Path) -> Iterator[tuple[str, bytes]]:
         text = _read(path)
         if text and not _is_binary(text):
             num_read += 1
-            yield str(path.relative_to(folder)), text
+            if _is_new(path, seen):
+                yield str(path.relative_to(folder)), text
     if num_read == 0:
         raise DataError(
             f"--data {folder} holds no text: {num_files} files, all empty or binary",
@@ -201,16 +215,26 @@ def _load_indexed(path: Path) -> Corpus:
     fixed = len(_INDEX_MAGIC) + struct.calcsize("<QBQQ")
     if not header.startswith(_INDEX_MAGIC) or len(header) < fixed:
         raise DataError(f"{index} is no Megatron index", "expected a file that begins with MMIDIDX")
-    version, code, num_sequences, _ = struct.unpack_from("<QBQQ", header, len(_INDEX_MAGIC))
+    version, code, num_sequences, num_documents = struct.unpack_from(
+        "<QBQQ", header, len(_INDEX_MAGIC)
+    )
     if version != 1 or code not in _INDEX_DTYPES:
         raise DataError(
             f"{index} has version {version}, type code {code}",
             "version 1 with ids of whole numbers can be read",
         )
-    if len(header) < fixed + 4 * num_sequences:
+    # A length and an offset of each sequence, and the first sequence of each document.
+    if len(header) < fixed + (4 + 8) * num_sequences + 8 * num_documents:
         raise DataError(f"{index} is cut short", "write the data set again")
     lengths = np.frombuffer(header, "<i4", num_sequences, fixed).astype(np.int64)
     dtype = np.dtype(_INDEX_DTYPES[code])
+    offsets = np.frombuffer(header, "<i8", num_sequences, fixed + 4 * num_sequences)
+    begins = (np.cumsum(lengths) - lengths) * dtype.itemsize
+    if (lengths < 0).any() or (offsets != begins).any():
+        raise DataError(
+            f"{index} is damaged: its sequences do not follow one another",
+            "write the data set again",
+        )
     total = int(lengths.sum())
     if total == 0 or data.stat().st_size != total * dtype.itemsize:
         raise DataError(
@@ -219,10 +243,15 @@ def _load_indexed(path: Path) -> Corpus:
             "both files must come from one run of the tool that wrote them",
         )
     ids = np.memmap(data, dtype, mode="r")
-    ends = np.cumsum(lengths)
-    cut = int(ends[np.searchsorted(ends, (1 - VALID_FRACTION) * total)])
-    if cut == total:
-        cut = int(ends[-2]) if num_sequences > 1 else int((1 - VALID_FRACTION) * total)
+    least = int(ids.min())
+    if least < 0:
+        raise DataError(f"{data} holds the id {least}", "ids are whole numbers from 0 on")
+    # Between two sequences, with something on both sides; within the only one.
+    ends = np.cumsum(lengths[lengths > 0])
+    wanted = (1 - VALID_FRACTION) * total
+    cut = int(ends[min(int(np.searchsorted(ends, wanted)), ends.size - 2)])
+    if ends.size == 1:
+        cut = int(wanted)
     vocab_size = int(ids.max()) + 1
     source = f"{data}: {num_sequences} sequences, {total} ids below {vocab_size}"
     return Corpus(ids[:cut], ids[cut:], vocab_size, is_bytes=False, source=source)

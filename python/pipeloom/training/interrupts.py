@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while a run goes on: they end it where a checkpoint can be kept."""
+"""Ctrl-C, SIGTERM and SIGHUP while a run goes on: they end it where a checkpoint can be kept."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Interrupts:
-    """Takes SIGINT and SIGTERM in the main thread, where nobody else does.
+    """Takes SIGINT, SIGTERM and SIGHUP in the main thread, where nobody else does.
 
     In a process that trains alone the first one raises `Interrupted` where the run stands, or at
-    the end of a `hold`. One of several processes can't end its step without the others: SIGTERM is
-    noted in `asked` until all are at the end of a step; SIGINT raises at once. A second SIGTERM
-    ends the process.
+    the end of a `hold`. One of several processes can't end its step without the others: SIGTERM
+    and SIGHUP (a terminal that was closed) are noted in `asked` until all are at the end of a step;
+    SIGINT raises at once. A second SIGTERM ends the process.
 
     Args:
         alone: Whether this process trains by itself.
@@ -62,7 +62,11 @@ class Interrupts:
     def __enter__(self) -> Self:
         """Takes the signals that have their default handlers."""
         if threading.current_thread() is threading.main_thread():
-            defaults = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+            defaults = {
+                signal.SIGINT: signal.default_int_handler,
+                signal.SIGTERM: signal.SIG_DFL,
+                signal.SIGHUP: signal.SIG_DFL,
+            }
             for number, default in defaults.items():
                 if signal.getsignal(number) is default:
                     self._usual[number] = signal.signal(number, self._take)
@@ -75,7 +79,7 @@ class Interrupts:
         self._usual.clear()
 
     def _take(self, number: int, _: object) -> None:
-        if not self.alone and number == signal.SIGTERM:
+        if not self.alone and number != signal.SIGINT:
             if self.asked:
                 self.end_at_once()
                 os.kill(os.getpid(), number)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Self, TextIO
+
+from pipeloom.training.retention import write_durably
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,7 +59,17 @@ def read_losses(folder: Path) -> list[StepRecord]:
     file = folder / LOSS_FILE
     if not file.exists():
         return []
-    return [StepRecord(**json.loads(line)) for line in file.read_text().splitlines() if line]
+    records = []
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+        # A full disk or a kill leaves half a line; the run can do without it.
+        with contextlib.suppress(ValueError, TypeError):
+            records.append(StepRecord(**json.loads(line)))
+    return records
+
+
+def _line(record: StepRecord) -> str:
+    present = {name: value for name, value in asdict(record).items() if value is not None}
+    return json.dumps(present) + "\n"
 
 
 class RunLog:
@@ -96,7 +109,11 @@ class RunLog:
         if self.folder is None:
             return self
         kept = [record for record in read_losses(self.folder) if record.step <= self.first_step]
-        self._file = (self.folder / LOSS_FILE).open("w")
+        # Beside its place, so that what was there is lost to no full disk and no kill.
+        beside = self.folder / f".{LOSS_FILE}.partial"
+        write_durably(beside, "".join(map(_line, kept)))
+        beside.replace(self.folder / LOSS_FILE)
+        self._file = (self.folder / LOSS_FILE).open("a")
         if self._tensorboard:
             from torch.utils.tensorboard import SummaryWriter
 
@@ -104,8 +121,6 @@ class RunLog:
             self._writer = SummaryWriter(
                 self.folder / "tensorboard", purge_step=self.first_step + 1
             )
-        for record in kept:
-            self._store(record)
         if self.stream.isatty():
             self._open_bar()
         return self
@@ -165,7 +180,6 @@ class RunLog:
 
     def _store(self, record: StepRecord) -> None:
         assert self._file is not None
-        present = {name: value for name, value in asdict(record).items() if value is not None}
-        self._file.write(json.dumps(present) + "\n")
+        self._file.write(_line(record))
         # Whoever watches the file, or kills the run, sees every step.
         self._file.flush()

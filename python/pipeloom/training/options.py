@@ -77,6 +77,15 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{option.replace('_', '-')}", **settings)
 
 
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    # JSON's reader would take the last of two values; TOML's refuses them.
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} stands twice")
+    return values
+
+
 def read_config(path: str) -> dict[str, Any]:
     """The options that a TOML or JSON file gives, by field name.
 
@@ -85,14 +94,17 @@ def read_config(path: str) -> dict[str, Any]:
     """
     file = Path(path)
     try:
-        text = file.read_text()
+        text = file.read_text(encoding="utf-8-sig")  # some editors begin a file with a mark
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(
             f"config={path!r} can't be read: {reason}\nhint: name a TOML or JSON file"
         ) from error
     try:
-        values = json.loads(text) if file.suffix == ".json" else tomllib.loads(text)
+        if file.suffix == ".json":
+            values = json.loads(text, object_pairs_hook=_once_each)
+        else:
+            values = tomllib.loads(text)
     except ValueError as error:
         kind = "JSON" if file.suffix == ".json" else "TOML"
         raise ConfigError(
@@ -109,6 +121,10 @@ def read_config(path: str) -> dict[str, Any]:
             near = difflib.get_close_matches(option, options, 1)
             hint = f"did you mean {near[0]}?" if near else "pipeloom train --help lists them"
             raise ConfigError(f"config={path!r}: there is no option {name!r}\nhint: {hint}")
+        if options[option].name in given:
+            raise ConfigError(
+                f"config={path!r} gives {option} twice\nhint: `-` and `_` are the same in a name"
+            )
         one_path = option == "data" and isinstance(value, str)
         given[options[option].name] = [value] if one_path else value
     return given
@@ -123,14 +139,18 @@ def arguments_from(namespace: argparse.Namespace) -> TrainingArguments:
         ConfigError: A value is out of range, or one that a resumed run may not change.
     """
     given = read_config(namespace.config) if hasattr(namespace, "config") else {}
-    given |= {
+    flags = {
         spec.name: getattr(namespace, spec.name)
         for spec in _options().values()
         if hasattr(namespace, spec.name)
     }
+    if "plan" in flags:  # it wins over the file's pipeline as a whole
+        given = {name: value for name, value in given.items() if name not in _OF_THE_PLAN}
+    given |= flags
     if given.get("plan") is not None:
         for name in _OF_THE_PLAN:
-            if given.get(name) not in (None, False):
+            # 0 is a value too, though it equals False.
+            if given.get(name) is not None and given[name] is not False:
                 raise ConfigError(
                     f"plan={given['plan']!r} says {name} itself, but {name}={given[name]!r} is "
                     f"given too\nhint: leave --{name.replace('_', '-')} out"
@@ -142,9 +162,9 @@ def arguments_from(namespace: argparse.Namespace) -> TrainingArguments:
 
 def _resumed(given: dict[str, Any]) -> TrainingArguments:
     """The stored arguments of the resumed run, with those that are given in their place."""
-    from pipeloom.training.checkpoint import read_state, resolve_checkpoint
+    from pipeloom.training.checkpoint import resolve_checkpoint, state_of
 
-    stored = read_state(resolve_checkpoint(given["resume"])).arguments
+    stored = state_of(resolve_checkpoint(given["resume"])).arguments
     for name, value in given.items():
         before = stored.get(name)
         if name not in FREE_TO_CHANGE and before != value:

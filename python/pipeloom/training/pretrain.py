@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from pipeloom.profile import FILE as PROFILE_FILE
 from pipeloom.training import artifacts, checkpoint
-from pipeloom.training.errors import CheckpointError
+from pipeloom.training.errors import CheckpointError, DivergedError
+from pipeloom.training.folder import claimed_run_folder
 from pipeloom.training.interrupts import Interrupted, Interrupts
 from pipeloom.training.log import RunLog, StepRecord, read_losses
 from pipeloom.training.retention import step_of
@@ -86,6 +88,7 @@ def pretrain(
     with (
         open_session(args) as session,
         Interrupts(alone=session.processes.count == 1) as interrupts,
+        ExitStack() as stack,
     ):
         source, asked = None, args.resume
         if asked is not None:
@@ -109,7 +112,7 @@ def pretrain(
         if source is not None:
             trainer.resume(source)
         folder = session.processes.on_first(
-            lambda: checkpoint.claim_run_folder(args.out, resumed_from=source)
+            lambda: stack.enter_context(claimed_run_folder(args.out, resumed_from=source))
         )
         try:
             return _train(trainer, folder)
@@ -135,7 +138,7 @@ def _keep(trainer: Trainer, folder: Path) -> Path | None:
     trainer.interrupts.end_at_once()
     try:
         return trainer.save(folder)
-    except (KeyboardInterrupt, CheckpointError):
+    except (KeyboardInterrupt, CheckpointError, DivergedError):
         return last
 
 

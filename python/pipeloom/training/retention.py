@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+LATEST = "latest"
+"""The file that names the newest checkpoint."""
 _STEP = re.compile(r"step-(\d+)")
 
 

@@ -20,6 +20,7 @@ from pipeloom.training.log import StepRecord
 from pipeloom.training.measure import replay, work_and_waiting
 from pipeloom.training.profiling import StepProfiler
 from pipeloom.training.setup import all_chunks, parameters_of, setup_model_and_optimizer
+from pipeloom.training.state import TrainState
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -255,6 +256,18 @@ class Trainer:
                 )
             ) from error
 
+    def _require_finite_weights(self) -> None:
+        """No checkpoint holds a weight that is no number: it would be the last good one by name."""
+        with torch.no_grad():
+            own = all(bool(value.isfinite().all()) for value in parameters_of(self.chunks))
+        if all(self.session.processes.gather(own)):
+            return
+        raise DivergedError(
+            f"a weight is not finite after step {self.step}; no checkpoint of it is kept",
+            f"lower --lr (now {self.args.lr}); last good checkpoint: "
+            f"{self.last_checkpoint or 'none yet'}",
+        )
+
     def _require_finite(self, name: str, value: float) -> None:
         if math.isfinite(value):
             return
@@ -284,7 +297,11 @@ class Trainer:
         return {"bubble": min(bubbles, default=0.0), "bubbles": bubbles, "waits_s": waits}
 
     def evaluate(self) -> float:
-        """Mean loss of held-out tokens, the same ones each time; training state is untouched."""
+        """Mean loss of held-out tokens, the same ones each time; training state is untouched.
+
+        Raises:
+            DivergedError: It is not finite, so that the weights are of no use.
+        """
         samples = min(
             self.args.eval_microbatches * self.args.micro_batch_size, len(self.valid_data)
         )
@@ -298,6 +315,12 @@ class Trainer:
         finally:
             for chunk in self.chunks:
                 chunk.train()
+        if not math.isfinite(loss):
+            raise DivergedError(
+                f"held-out loss is {loss} after step {self.step}; the run ends there",
+                f"lower --lr (now {self.args.lr}); last good checkpoint: "
+                f"{self.last_checkpoint or 'none yet'}",
+            )
         return loss
 
     def asked_to_stop(self) -> int:
@@ -310,7 +333,8 @@ class Trainer:
 
     def save(self, folder: Path) -> Path:
         """Writes a checkpoint of this moment."""
-        state = checkpoint.TrainState(
+        self._require_finite_weights()
+        state = TrainState(
             step=self.step,
             consumed_samples=self.consumed_samples,
             scheduler=self.opt_param_scheduler.state_dict(),

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import re
 import signal
 import subprocess
@@ -60,6 +61,27 @@ def test_the_model_says_what_it_was_trained_on(trained, capsys):
     assert capsys.readouterr().out.startswith(("abcdefgh\n" * 9)[:63])
 
 
+def test_a_prompt_of_any_bytes_is_gone_on_from(trained, capsys):
+    prompt = b"ab\xff".decode("utf-8", "surrogateescape")  # as Python gives words of the shell
+    words = ("--checkpoint", str(trained), "--prompt", prompt, "--max-new-tokens", "3")
+    assert run_generate(parse(add_generate_arguments, *words)) == 0
+    assert capsys.readouterr().out.startswith("ab\N{REPLACEMENT CHARACTER}")
+
+
+@pytest.mark.parametrize("temperature", [1e-6, 1e30])
+def test_the_coldest_and_the_hottest_draw_are_of_numbers(trained, temperature):
+    loaded = load_model(trained)
+    sampling = Sampling(max_new_tokens=9, temperature=temperature)
+    assert len(list(sample_tokens(loaded.model, [97], context=32, sampling=sampling))) == 9
+
+
+def test_no_gpu_is_told_as_such(trained, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    words = ("--checkpoint", str(trained), "--device", "cuda")
+    with pytest.raises(pl.ConfigError, match="torch sees no GPU"):
+        run_generate(parse(add_generate_arguments, *words))
+
+
 def test_json_has_tokens_and_text(trained, capsys):
     words = ("--checkpoint", str(trained), "--max-new-tokens", "9")
     run_generate(parse(add_generate_arguments, *words, "--json"))
@@ -92,6 +114,10 @@ def test_top_k_leaves_the_likeliest(trained):
     [
         ({"max_new_tokens": 0}, "max_new_tokens=0 is below 1"),
         ({"temperature": -1.0}, r"temperature=-1\.0 is below 0"),
+        ({"temperature": math.nan}, "temperature=nan is not 0, nor at least 1e-06 and finite"),
+        ({"temperature": math.inf}, "temperature=inf is not 0"),
+        ({"temperature": 1e-300}, "temperature=1e-300 is not 0"),
+        ({"seed": 2**63}, r"seed=\d+ is not below 2\^63"),
         ({"top_k": -1}, "top_k=-1"),
     ],
 )

@@ -27,6 +27,9 @@ def add_generate_arguments(parser: argparse.ArgumentParser) -> None:
     add("--device", choices=("cpu", "cuda"), default="cpu", help="where the model runs")
 
 
+_COLDEST = 1e-6
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
     """How the next token is drawn.
@@ -43,11 +46,17 @@ class Sampling:
     def __post_init__(self) -> None:
         """Checks ranges."""
         for name, least in (("max_new_tokens", 1), ("temperature", 0), ("top_k", 0), ("seed", 0)):
-            if getattr(self, name) < least:
-                raise ConfigError(
-                    f"{name}={getattr(self, name)} is below {least}\n"
-                    f"hint: set it with --{name.replace('_', '-')}"
-                )
+            self._require(name, not getattr(self, name) < least, f"is below {least}")
+        self._require("seed", self.seed < 1 << 63, "is not below 2^63")
+        # float32 knows no smaller steps: what is drawn would be no number.
+        drawable = self.temperature == 0 or _COLDEST <= self.temperature < float("inf")
+        self._require("temperature", drawable, f"is not 0, nor at least {_COLDEST} and finite")
+
+    def _require(self, name: str, condition: bool, what: str) -> None:
+        if not condition:
+            raise ConfigError(
+                f"{name}={getattr(self, name)} {what}\nhint: set it with --{name.replace('_', '-')}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +130,12 @@ def run_generate(namespace: argparse.Namespace) -> int:
 
     require_torch()
     from pipeloom.training.corpus import END_OF_DOCUMENT
+    from pipeloom.training.session import require_gpu
 
     names = ("max_new_tokens", "temperature", "top_k", "seed")
     sampling = Sampling(**{name: getattr(namespace, name) for name in names})
+    if namespace.device == "cuda":
+        require_gpu()
     loaded = load_model(namespace.checkpoint, device=namespace.device)
     is_bytes = loaded.arguments["is_bytes"]
     if not is_bytes and namespace.prompt:
@@ -132,7 +144,8 @@ def run_generate(namespace: argparse.Namespace) -> int:
             "hint: leave --prompt out; ids are printed"
         )
     start = END_OF_DOCUMENT if is_bytes else 0
-    prompt = list(namespace.prompt.encode()) or [start]
+    # As the bytes that the shell gave, in UTF-8 or not.
+    prompt = list(namespace.prompt.encode("utf-8", "surrogateescape")) or [start]
     context = loaded.arguments["seq_length"]
     tokens = sample_tokens(loaded.model, prompt, context=context, sampling=sampling)
     if getattr(namespace, "json", False):
@@ -156,7 +169,7 @@ def _print_as_it_comes(prompt: str, tokens: Iterator[int]) -> None:
     import codecs
 
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    sys.stdout.write(prompt)
+    sys.stdout.write(prompt.encode("utf-8", "surrogateescape").decode(errors="replace"))
     for token in tokens:
         # The end of a document is shown as the line that it breaks.
         sys.stdout.write(decoder.decode(bytes([token if token < 256 else 10])))

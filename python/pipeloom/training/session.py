@@ -50,6 +50,16 @@ def _world_size() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def require_gpu() -> None:
+    """Says that there is no GPU, where there is none.
+
+    Raises:
+        ConfigError: torch sees none.
+    """
+    if not torch.cuda.is_available():
+        raise ConfigError("device='cuda', but torch sees no GPU\nhint: --device cpu")
+
+
 @contextmanager
 def open_session(args: TrainingArguments) -> Iterator[Session]:
     """Makes transport and process group as `--transport` and `--device` say, and closes them.
@@ -57,8 +67,8 @@ def open_session(args: TrainingArguments) -> Iterator[Session]:
     Raises:
         ConfigError: No GPU where one is asked for, or another number of processes than ranks.
     """
-    if args.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device='cuda', but torch sees no GPU\nhint: --device cpu")
+    if args.device == "cuda":
+        require_gpu()
     under_torchrun = "RANK" in os.environ and "WORLD_SIZE" in os.environ
     kind = args.transport
     if kind == "auto":

@@ -380,6 +380,14 @@ def test_the_records_of_a_run_are_not_lost_when_there_is_no_room_to_write_them_a
     assert [r.step for r in read_losses(tmp_path)] == [1, 2, 3]
 
 
+def test_a_full_disk_is_told_with_the_file(tmp_path):
+    with RunLog(tmp_path, steps=2) as run:
+        run._file.close()
+        run._file = open("/dev/full", "w")  # noqa: SIM115, PTH123 - closed by the log
+        with pytest.raises(OSError, match="No space left on device: '/dev/full'"):
+            run.record(StepRecord(1, loss=1.0))
+
+
 def test_other_processes_say_and_store_nothing(capsys):
     with RunLog(None, steps=1) as run:
         run.say("text")

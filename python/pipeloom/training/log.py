@@ -180,6 +180,12 @@ class RunLog:
 
     def _store(self, record: StepRecord) -> None:
         assert self._file is not None
-        self._file.write(_line(record))
-        # Whoever watches the file, or kills the run, sees every step.
-        self._file.flush()
+        try:
+            self._file.write(_line(record))
+            # Whoever watches the file, or kills the run, sees every step.
+            self._file.flush()
+        except OSError as error:  # which does not say what could not be written
+            file, self._file = self._file, None
+            with contextlib.suppress(OSError):
+                file.close()  # it would fail again, in place of what is raised here
+            raise OSError(error.errno, error.strerror, file.name) from error

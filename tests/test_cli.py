@@ -299,6 +299,21 @@ def test_compare_gives_every_schedule_the_same_model(run):
     assert "pp=4" in rows["no_pipelining"]["reason"]
 
 
+def test_compare_gives_pieces_their_part_of_a_microbatch(run):
+    cost = ("--boundary-bytes", "8", "--bandwidth", "16", "--latency", "0.25")
+    shape = (*SHAPE, "--num-seq-pieces", "4", *cost, "--json")
+    _, text, _ = run("compare", "1f1b", "seq1f1b", *shape)
+    rows = {row["schedule"]: row for row in json.loads(text)}
+    for row in rows.values():
+        assert row["makespan"] * (1 - row["bubble_ratio"]) == pytest.approx(8 * 3)
+    pieces = pl.plan("seq1f1b", pp=4, num_microbatches=8, num_seq_pieces=4)
+    times = dict.fromkeys(("forward", "backward_input", "backward_weight", "memory_forward"), 0.25)
+    own = {"memory_backward_weight": -0.25, "latency": 0.25, "bandwidth": 16, "boundary_bytes": 2}
+    part = pl.Costs(**times, **own)
+    assert rows["seq1f1b"]["makespan"] == pieces.simulate(part).makespan
+    assert max(rows["seq1f1b"]["peak_memory"]) < max(rows["1f1b"]["peak_memory"])
+
+
 def test_compare_counts_transfers_as_lowering_makes_them(run):
     _, text, _ = run("compare", "--all", "--pp", "4", "--vp", "2", "-m", "8", "--json")
     for row in json.loads(text):

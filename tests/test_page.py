@@ -237,6 +237,64 @@ found.whole = [view.from, view.to];
     assert found["whole"] == [0, 33]
 
 
+@needs_chromium
+def test_memory_is_drawn_in_steps_and_idle_time_ends_with_the_plan(tmp_path):
+    """A pair adds and frees at once: what follows is level, not a slope to the next step."""
+    plans = {
+        "pairs": timeline("dualpipe_v", m=8),
+        "long": timeline("1f1b", m=16, costs=pl.Costs(latency=1)),
+    }
+    found = browse(
+        tmp_path,
+        plot.html(plans, memory=True),
+        """
+found.slopes = 0;
+const Pen = CanvasRenderingContext2D.prototype, { lineTo, moveTo, fillRect } = Pen;
+let last = null;
+Pen.moveTo = function (x, y) { last = [x, y]; return moveTo.call(this, x, y); };
+Pen.lineTo = function (x, y) {
+  if (Math.abs(x - last[0]) > 0.5 && Math.abs(y - last[1]) > 0.01) found.slopes++;
+  last = [x, y];
+  return lineTo.call(this, x, y);
+};
+found.idle = [];
+Pen.fillRect = function (x, y, width, height) {
+  if (this.fillStyle === panels[0].inks.idle) found.idle.push(x + width);
+  return fillRect.call(this, x, y, width, height);
+};
+drawNow();
+found.ends = panels.map((panel) => panel.x(panel.plan.end));
+""",
+    )
+    assert found["slopes"] == 0
+    assert found["idle"] == pytest.approx([end for end in found["ends"] for _ in range(4)])
+
+
+@needs_chromium
+def test_the_page_names_replicas_and_pieces(tmp_path):
+    plans = {
+        "replicas": timeline("dualpipe", m=8),
+        "pieces": timeline("seq1f1b", m=4, num_seq_pieces=2),
+    }
+    found = browse(
+        tmp_path,
+        plot.html(plans),
+        HELPERS
+        + """
+found.legend = document.getElementById("legend").textContent;
+found.facts = panels[1].plan.facts;
+found.told = panels[1].plan.describe(1, 3)[0];
+""",
+    )
+    assert "F forward, replicas 0 to 1" in found["legend"]
+    assert "chunks" not in found["legend"]
+    assert found["facts"]["numbers"] == "microbatch x 2 + piece"
+    assert found["facts"]["lower bound"] == "33"
+    assert re.fullmatch(
+        r"\d[FB]\d+: \w+ of microbatch \d, piece \d, stage 1, rank 1", found["told"]
+    )
+
+
 def test_words_of_the_page_have_contrast():
     template = (Path(page.__file__).parent / "page.html").read_text()
     schemes = [

@@ -148,8 +148,7 @@ class _Panel(NamedTuple):
 
     @property
     def height_px(self) -> int:
-        entries = len(self.drawing.legend) + 1 + self.memory + self.critical_path
-        lines = -(-(entries + len(self.limits)) // self.columns)
+        lines = -(-len(self.legend) // self.columns)
         return _TITLE_PX + self.rows_px + _AXIS_PX + _LEGEND_PX * lines + 12
 
     def draw(self, axes: Axes, extent: tuple[float, float], *, pixel: float) -> None:
@@ -159,6 +158,7 @@ class _Panel(NamedTuple):
         # A rank's row is one unit high: boxes take its middle, or its upper part above the memory.
         low, high = (0.0, 0.44) if self.memory else (-0.4, 0.4)
         _draw_boxes(axes, boxes, (low, high), pixel)
+        _draw_transfers(axes, drawing.transfers(self.part), low)
         _draw_waits(axes, drawing.waits(self.part), (low + high) / 2, pixel)
         labels = [f"rank {rank}" for rank in rows]
         ticks = [-rank + (low + high) / 2 for rank in rows]
@@ -184,29 +184,48 @@ class _Panel(NamedTuple):
             axes.broken_barh([idle], (low - rank, high - low), facecolors=paper, zorder=0)
         self.draw_legend(axes)
 
-    def draw_legend(self, axes: Axes) -> None:
-        """Say below the axis what colours and lines mean."""
+    @property
+    def legend(self) -> list[tuple[str, list[Any]]]:
+        """Each text with the marks that stand before it."""
         from matplotlib.lines import Line2D
         from matplotlib.patches import Patch
+
+        def line(style: str) -> list[Any]:
+            return [Line2D([], [], color="#222222", lw=1, ls=style)]
 
         drawing = self.drawing
         idle = next(
             (f"idle; {op} r{rank}: {reason}" for *_, reason, (op, rank) in _awaited(drawing)),
             "idle",
         )
-        fills = [*drawing.legend, (idle, drawing.paper["idle"])]
+        fills = [*drawing.legend(self.part), (idle, [drawing.paper["idle"]])]
+        if moving := {fill: None for _, fill, *_ in drawing.transfers(self.part)}:
+            fills.append(("transfers of activations, gradients", list(moving)))
         if self.memory:
-            fills.append((drawing.memory_meaning, drawing.paper["memory"]))
-        marks: list[Patch | Line2D] = [
-            Patch(facecolor=fill, edgecolor="#969696", label=name) for name, fill in fills
+            fills.append((drawing.memory_meaning, [drawing.paper["memory"]]))
+        entries: list[tuple[str, list[Any]]] = [
+            (text, [Patch(facecolor=fill, edgecolor="#969696") for fill in shades])
+            for text, shades in fills
         ]
+        if drawing.recomputed:
+            entries.append((drawing.recomputed, line(":")))
         if self.critical_path:
-            marks.append(Patch(facecolor="none", edgecolor="black", label="critical path"))
+            entries.append(("critical path", [Patch(facecolor="none", edgecolor="black")]))
         for _, _, meaning, of_work in self.limits:
-            style = "--" if of_work else "-"
-            marks.append(Line2D([], [], color="#222222", lw=1, ls=style, label=meaning))
+            entries.append((meaning, line("--" if of_work else "-")))
+        return entries
+
+    def draw_legend(self, axes: Axes) -> None:
+        """Say below the axis what colours and lines mean."""
+        from matplotlib.legend_handler import HandlerTuple
+        from matplotlib.patches import Patch
+
+        nothing = Patch(facecolor="none", edgecolor="none")
+        entries = self.legend
         axes.legend(
-            handles=marks,
+            [tuple(marks) or (nothing,) for _, marks in entries],
+            [text for text, _ in entries],
+            handler_map={tuple: HandlerTuple(ndivide=None, pad=0)},
             loc="upper left",
             bbox_to_anchor=(0, -_AXIS_PX / self.rows_px),
             borderaxespad=0,
@@ -239,6 +258,19 @@ def _draw_waits(axes: Axes, waits: Sequence[_Wait], middle: float, pixel: float)
             axes.text(*place, text, ha="center", va="center", fontsize=6.5, linespacing=0.9)
 
 
+def _draw_transfers(
+    axes: Axes, transfers: Sequence[tuple[int, str, float, float, bool]], low: float
+) -> None:
+    """Bars along a row's lower edge: sends inside it, receives below them."""
+    for rank, fill, start, end, sends in transfers:
+        bottom = low - rank + (0 if sends else -_TRANSFER)
+        axes.broken_barh([(start, end - start)], (bottom, _TRANSFER), facecolors=fill, zorder=2)
+
+
+_TRANSFER = 0.05
+"""Height of a transfer, in rows."""
+
+
 def _draw_limits(axes: Axes, limits: Sequence[tuple[float, str, str, bool]]) -> None:
     for time, text, _, of_work in limits:
         style = "--" if of_work else "-"
@@ -266,7 +298,7 @@ def _draw_boxes(
     for (rank, half), all_of_row in drawn.items():
         some = _seen(all_of_row, pixel)
         bottom, top = halves[half]
-        spans = [(left, right - left) for _, _, _, _, left, right, _, _ in some]
+        spans = [(left, right - left) for _, _, _, _, left, right, *_ in some]
         axes.broken_barh(
             spans,
             (bottom - rank, top - bottom),
@@ -283,10 +315,14 @@ def _draw_boxes(
                 edgecolor="black",
                 linewidth=1.5,
             )
-        for _, label, _, ink, left, right, _, _ in some:
+        for _, label, _, ink, left, right, *_, recompute in some:
             if right - left > 8 * len(label) * pixel:
                 place = ((left + right) / 2, (bottom + top) / 2 - rank)
                 axes.text(*place, label, color=ink, ha="center", va="center", fontsize=8)
+            if recompute and right - left > 6 * pixel:
+                edge = bottom - rank + 0.06
+                ends = [left + 2 * pixel, right - 2 * pixel]
+                axes.plot(ends, [edge, edge], color=ink, lw=1.2, ls=":", scalex=False, scaley=False)
 
 
 def _seen(boxes: list[Any], pixel: float) -> list[Any]:

@@ -35,6 +35,7 @@ class Plan {
       this.facts["peak memory"] = peaks(this.ranks.map((lane) => lane.peakMemory / this.memoryUnit));
     const idle = this.ranks.map((lane) => percent(1 - lane.work / makespan));
     if (idle.length <= 16) this.facts.idle = idle.join(" ");
+    if (this.pieces > 1) this.facts.numbers = this.numbers.replace("numbers: ", "");
     Object.assign(this.facts, entry.facts);
   }
 
@@ -42,6 +43,12 @@ class Plan {
   key(kind, stage, microbatch) {
     const family = kind === 2 ? 1 : kind;
     return (family * this.chunkOfStage.length + stage) * this.units + microbatch;
+  }
+
+  /** A unit in words: its microbatch, and its piece where sequences are cut. */
+  unitName(unit) {
+    if (this.pieces === 1) return `microbatch ${unit}`;
+    return `microbatch ${Math.floor(unit / this.pieces)}, piece ${unit % this.pieces}`;
   }
 
   opName(rank, at) {
@@ -94,7 +101,7 @@ class Plan {
     const lane = this.ranks[rank], kind = this.kinds[lane.kind[at]];
     const [start, end] = [lane.start[at], lane.end[at]], time = (ticks) => text(ticks / this.unit);
     const lines = [
-      `${this.opName(rank, at)}: ${kind.name} of microbatch ${lane.microbatch[at]}, stage ${lane.stage[at]}, rank ${rank}`,
+      `${this.opName(rank, at)}: ${kind.name} of ${this.unitName(lane.microbatch[at])}, stage ${lane.stage[at]}, rank ${rank}`,
       `start ${time(start)}, end ${time(end)}, takes ${time(end - start)}${lane.recompute[at] ? ", recomputed" : ""}`,
     ];
     if (!kind.computes) return lines;

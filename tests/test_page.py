@@ -271,6 +271,39 @@ found.ends = panels.map((panel) => panel.x(panel.plan.end));
 
 
 @needs_chromium
+@pytest.mark.parametrize(
+    ("name", "m", "style", "shape"),
+    [
+        ("dualpipe_v", 10, None, {}),
+        ("zb_h1", 8, "streams", {}),
+        ("seq1f1b", 4, "fifo", {"num_seq_pieces": 3}),
+        ("chimera", 8, None, {}),
+    ],
+)
+def test_every_op_tells_its_times_and_how_long_its_rank_idled(tmp_path, name, m, style, shape):
+    costs = pl.Costs(forward=1.25, backward_weight=0.75, latency=0.5)
+    made = timeline(name, m=m, costs=costs, style=style, **shape)
+    script = """
+const told = (lane, rank) => Array.from(lane.kind, (_, at) => panel.plan.describe(rank, at));
+found.told = panel.plan.ranks.map(told);
+"""
+    found = browse(tmp_path, plot.html(made), HELPERS + script)
+    for rank, told in enumerate(found["told"]):
+        starts, ends = made.start(rank).tolist(), made.end(rank).tolist()
+        kinds = made.plan.columns(rank)["kind"].tolist()
+        free = before = 0.0
+        for kind, start, end, lines in zip(kinds, starts, ends, told, strict=True):
+            assert lines[1].startswith(f"start {start:g}, end {end:g}, takes {end - start:g}")
+            if kind > pl.OpKind.W:
+                continue
+            idle = re.findall(r"rank idle for (\S+):", "".join(lines))
+            # The second op of a pair starts with the first, which has counted the wait.
+            expected = start - free if start >= free else start - before
+            assert idle == ([f"{expected:g}"] if expected > 0 else []), lines
+            before, free = (free, end) if start >= free else (before, max(free, end))
+
+
+@needs_chromium
 def test_the_page_names_replicas_and_pieces(tmp_path):
     plans = {
         "replicas": timeline("dualpipe", m=8),

@@ -247,10 +247,10 @@ def _awaited(drawing: Drawing) -> Iterator[tuple[int, float, float, str, tuple[s
 def _draw_waits(axes: Axes, waits: Sequence[_Wait], middle: float, pixel: float) -> None:
     """Write into each gap what ends it, as far as there is room."""
     for rank, start, end, reason, awaited in waits:
-        texts = [reason] if reason != "waits" else []
+        texts = [reason] if reason == "done" else []
         if awaited is not None:
             op, other = awaited
-            texts += [f"{op}\nrank {other}", f"{op}\nr{other}"]
+            texts += [reason, f"{op}\nrank {other}", f"{op}\nr{other}"]
         room = (end - start) / pixel / _CHARACTER_PX
         text = next((t for t in texts if max(map(len, t.split("\n"))) + 0.5 < room), None)
         if text is not None:

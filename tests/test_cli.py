@@ -126,6 +126,8 @@ SHAPE = ("--pp", "4", "-m", "8")
         (("plan", "1f1b", "--pp", "0"), "pp=0"),
         (("plan", "1f1b", "--pp", "two"), "invalid int value: 'two'"),
         (("plan", "2f2b", *SHAPE), "2f2b"),
+        (("plan", "2f2b"), "schedule '2f2b' is unknown"),
+        (("show", "no/such-run"), "no/such-run"),
         (("plan", "1f1b", *SHAPE, "--rank", "4"), "rank 4"),
         (("plan", "1f1b", *SHAPE, "--reverse-backward"), "reverse_backward"),
         (("plan", "1f1b", *SHAPE, "--no-reverse-backward"), "reverse_backward"),

@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ET
 import pytest
 
 import pipeloom as pl
-from pipeloom import plot
+from pipeloom import legend, plot
 from pipeloom._core import Drawing
 from pipeloom.cli import options
 
@@ -36,10 +36,10 @@ def test_legends_name_shades_and_numbers_for_what_they_are(name, shape, shades, 
     made = timeline(name, **shape)
     forward = "F forward" if shades is None else f"F forward, {shades}"
     assert {forward, f"numbers: {numbers}"} <= set(words(plot.svg(made)))
-    legend = Drawing.predicted(made).legend((None, None, None))
-    assert legend[0][0] == forward
-    assert len(legend[0][1]) == (1 if shades is None else int(shades[-1]) + 1)
-    assert legend[-1] == (f"numbers: {numbers}", [])
+    rows = Drawing.predicted(made).legend((None, None, None))
+    assert rows[0][0] == forward
+    assert len(rows[0][1]) == (1 if shades is None else int(shades[-1]) + 1)
+    assert rows[-1] == (f"numbers: {numbers}", [])
     plot.png(made, tmp_path / "legend.png")
     grid = plot.grid(made)
     assert (shades is None) != (f": {shades}" in grid)
@@ -85,6 +85,23 @@ def test_each_mark_of_the_axis_stands_at_its_time(pp, m, costs):
     assert len(marks) >= 2
     for at, x in marks.items():
         assert x == pytest.approx(left + width * at / made.makespan, abs=0.02)
+
+
+def test_narrow_pngs_break_headline_and_legend_into_lines(tmp_path):
+    made = timeline("1f1b")
+    heights = {}
+    for width in (300, 1200):
+        path = tmp_path / f"{width}.png"
+        plot.png(made, path, width=width, memory=True, critical_path=True)
+        heights[width] = int.from_bytes(path.read_bytes()[20:24], "big")
+    assert heights[300] > heights[1200] + 8 * 15
+    drawing, whole = Drawing.predicted(made), (None, None, None)
+    asked = {"memory": True, "critical_path": True, "limits": drawing.limits}
+    wide = legend.entries(drawing, whole, **asked, room=200)
+    narrow = legend.entries(drawing, whole, **asked, room=20)
+    assert [entry.text.split() for entry in narrow] == [entry.text.split() for entry in wide]
+    assert all(len(line) <= 20 for entry in narrow for line in entry.text.split("\n"))
+    assert {entry.line for entry in wide} == {"", "-", "--"}
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1e-4, 1, 1e5])

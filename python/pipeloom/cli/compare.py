@@ -80,8 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print one row a schedule, fastest first; those that can't make the shape come last."""
     known = {schedule.name: schedule for schedule in pl.schedules()}
     for name in arguments.schedule:
-        if name not in known:
-            raise pl.ConfigError(f"schedule {name!r} is unknown\nhint: one of {', '.join(known)}")
+        options.refuse_unknown(name)
     shape = options.shape_of(arguments)
     values = _DEFAULTS | options.cost_values(arguments)
     for name in _SHARED:

@@ -32,6 +32,7 @@ __all__ = [
     "plans_for_costs",
     "print_json",
     "read_plan",
+    "refuse_unknown",
     "shape_of",
     "table",
     "write",
@@ -210,12 +211,25 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
                 )
         plan = read_plan(arguments.plan)
     else:
+        refuse_unknown(arguments.schedule)
         plan = pl.plan(arguments.schedule, **shape_of(arguments), **_fitting(arguments))
     style = getattr(arguments, "lower", None)
     if style is None:
         return plan
     given = {"backend": arguments.backend, "prefetch": arguments.prefetch}
     return plan.lower(style, **{name: value for name, value in given.items() if value is not None})
+
+
+def refuse_unknown(schedule: str) -> None:
+    """Say that a schedule is unknown before anything else is asked for.
+
+    Raises:
+        ConfigError: There is none of this name.
+    """
+    known = [row.name for row in pl.schedules()]
+    if schedule not in known:
+        hint = f"one of {', '.join(known)}; a file goes by --plan"
+        raise pl.ConfigError(f"schedule {schedule!r} is unknown\nhint: {hint}")
 
 
 def _fitting(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -316,7 +316,8 @@ class Layout:
 
         Raises:
             LayoutError: if a cost is negative or not finite, there are more than 1024 layers or
-                stages, or no split fits the memory.
+                stages, layers kept together leave too few blocks to give each stage one, or no
+                split fits the memory.
             ConfigError: if a number is out of range, the placement is unknown, or memory is given
                 without `memory_limit`.
 
@@ -346,7 +347,8 @@ class Layout:
         """What this layout comes to at these costs, and why; arguments as in `balanced`.
 
         Raises:
-            LayoutError: if the costs are of another number of layers, negative or not finite.
+            LayoutError: if the costs are of another number of layers, negative or not finite, or
+                layers kept together leave too few blocks to give each stage one.
 
         Examples:
             >>> load = pl.Layout.even(8, pp=4).load([1] * 8, loss_cost=2)

@@ -913,7 +913,11 @@ class Plan:
 
     @property
     def num_ops(self) -> int:
-        """Number of ops of all ranks; found rank by rank."""
+        """Number of ops of all ranks: by formula for closed-form schedules, else rank by rank.
+
+        `dualpipe` and `dualpipe_v`, whose ranks split different numbers of backwards, are counted
+        too.
+        """
 
     def num_ops_of(self, rank: SupportsIndex) -> int:
         """Number of ops of a rank: rows of its columns."""

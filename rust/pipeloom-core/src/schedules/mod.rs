@@ -82,6 +82,17 @@ pub enum Chunks {
     Even,
 }
 
+/// What the backward of a stage and unit is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BackwardKind {
+    /// One `B`.
+    Full,
+    /// An `I` and a `W`.
+    Split,
+    /// Either, by its place in the order.
+    Mixed,
+}
+
 /// Computes a rank's closed-form order.
 pub type OrderRule = fn(&Shape, &Params, Rank) -> RankOrder;
 /// Computes all ranks' orders at once.
@@ -114,6 +125,8 @@ pub struct Family {
     pub placement: Placement,
     /// The optional arguments that it uses.
     pub arguments: &'static [Argument],
+    /// Its backwards.
+    pub backward: BackwardKind,
     /// Refuses what the rule can't do and fills in what was not given.
     pub validate: fn(&Shape, &Request, &mut Params) -> Result<()>,
     /// The rule.

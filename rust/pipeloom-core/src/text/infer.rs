@@ -56,6 +56,7 @@ impl Seen {
                         "{what} is out of proportion: the plan has {total} ops in all"
                     ),
                     hint: WITHOUT_GAPS.to_owned(),
+                    cycle: Vec::new(),
                 });
                 continue;
             }
@@ -188,6 +189,7 @@ fn homeless(ranks: &[RankOps], home: &[Option<Rank>], chunks: &[u32]) -> Vec<Vio
         op: format!("{stage}F0"),
         message: format!("no rank has an op of stage {stage}, but stage {most} is named"),
         hint: WITHOUT_GAPS.to_owned(),
+        cycle: Vec::new(),
     });
     let idle = |rank: Rank| chunks[rank.index()] == 0;
     let empty = (0u32..).map(Rank).zip(ranks);
@@ -199,6 +201,7 @@ fn homeless(ranks: &[RankOps], home: &[Option<Rank>], chunks: &[u32]) -> Vec<Vio
         op: String::new(),
         message: format!("row {rank} has no ops: rank {rank} holds no stage"),
         hint: "each row has the ops of one rank; leave out ranks without stages".to_owned(),
+        cycle: Vec::new(),
     });
     let strays = located(ranks).filter(|&(rank, _, _)| idle(rank));
     let strays = strays.map(|(rank, position, op)| Violation {
@@ -211,6 +214,7 @@ fn homeless(ranks: &[RankOps], home: &[Option<Rank>], chunks: &[u32]) -> Vec<Vio
             None => format!("stage {} is on no rank", op.stage),
         },
         hint: "all ops of a stage, transfers too, stand on the rank that holds it".to_owned(),
+        cycle: Vec::new(),
     });
     missing.chain(empty).chain(strays).collect()
 }

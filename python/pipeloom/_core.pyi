@@ -691,6 +691,7 @@ class Report:
         (True, {'buffered': True})
     """
 
+    def __reduce__(self) -> tuple[Any, ...]: ...
     @property
     def ok(self) -> bool:
         """Whether no rule and no promise is broken."""
@@ -730,8 +731,16 @@ class Timeline:
         """The plan that ran."""
 
     @property
+    def costs(self) -> Costs:
+        """The costs it ran at."""
+
+    @property
     def semantics(self) -> str:
         """The semantics it ran under."""
+
+    @property
+    def link_contention(self) -> bool:
+        """Whether transfers between two ranks took their turns."""
 
     @property
     def makespan(self) -> float:
@@ -790,6 +799,7 @@ class Timeline:
         that waited for a busy link follows the op whose message found that link free.
         """
 
+    def __reduce__(self) -> tuple[Any, ...]: ...
     def _repr_svg_(self) -> str | None: ...
     @property
     def bounds(self) -> dict[str, float]:

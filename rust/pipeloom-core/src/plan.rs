@@ -12,7 +12,7 @@ use crate::op::{Flags, Op, OpKind};
 use crate::order::{RankOrder, Sequence, Table};
 pub use crate::rank_ops::{NO_GROUP, RankOps};
 use crate::recompute::Mask;
-use crate::schedules::{Argument, BackwardKind, Family, Params, Rule};
+use crate::schedules::{Argument, Family, Params, Rule};
 use crate::semantics::{Semantics, Style};
 use crate::shape::{Placement, Shape};
 use crate::text::csv::Dropped;
@@ -203,24 +203,12 @@ impl Plan {
 
     /// Number of ops of all ranks.
     pub fn total_len(&self) -> u64 {
-        self.closed_len()
-            .unwrap_or_else(|| self.shape.ranks().map(|rank| self.len(rank)).sum())
-    }
-
-    /// Number of ops of all ranks, if it follows from the shape.
-    fn closed_len(&self) -> Option<u64> {
         let family = self
             .family
-            .filter(|_| matches!(self.orders, Orders::Closed))?;
-        let ops = match family.backward {
-            _ if self.params.forward_only => 1,
-            BackwardKind::Full => 2,
-            BackwardKind::Split => 3,
-            BackwardKind::Mixed => return None,
-        };
-        let units = u64::from(self.shape.num_units());
-        // Each unit runs through one replica.
-        Some(u64::from(self.shape.stages_per_replica()) * units * ops)
+            .filter(|_| matches!(self.orders, Orders::Closed));
+        family
+            .and_then(|family| family.num_ops(&self.shape, &self.params))
+            .unwrap_or_else(|| self.shape.ranks().map(|rank| self.len(rank)).sum())
     }
 
     /// Number of forwards of a rank before its first backward, by the family's formula; counted

@@ -100,14 +100,10 @@ fn cycle_grid(plan: &Plan, cycle: &[(Rank, u64)]) -> String {
     let hidden = hidden(cycle.len());
     let column = |&(rank, position): &(Rank, u64)| {
         let mut column = vec![format!("rank {rank}")];
-        let first = i128::from(position) - i128::from(AROUND);
-        for at in (first..).take(2 * AROUND as usize + 1) {
+        let (position, around) = (i128::from(position), i128::from(AROUND));
+        for at in position - around..=position + around {
             let op = u64::try_from(at).ok().and_then(|at| plan.op(rank, at).ok());
-            let arrow = if at == i128::from(position) {
-                " <--"
-            } else {
-                ""
-            };
+            let arrow = if at == position { " <--" } else { "" };
             column.push(op.map_or_else(String::new, |op| format!("{at} {op}{arrow}")));
         }
         column

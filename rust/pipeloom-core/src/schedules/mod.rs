@@ -135,6 +135,20 @@ pub struct Family {
     pub warmup: Option<WarmupRule>,
 }
 
+impl Family {
+    /// Number of ops of all ranks, if it follows from the shape.
+    pub(crate) fn num_ops(&self, shape: &Shape, params: &Params) -> Option<u64> {
+        let ops = match self.backward {
+            _ if params.forward_only => 1,
+            BackwardKind::Full => 2,
+            BackwardKind::Split => 3,
+            BackwardKind::Mixed => return None,
+        };
+        // Each unit runs through one replica.
+        Some(u64::from(shape.stages_per_replica()) * u64::from(shape.num_units()) * ops)
+    }
+}
+
 /// The families, in the order of the documentation.
 pub static FAMILIES: &[&Family] = &[
     &one_chunk::NO_PIPELINING,

@@ -304,3 +304,10 @@ def test_the_examples_run():
     result = doctest.testmod(memory)
     assert result.attempted > 8
     assert result.failed == 0
+
+
+def test_a_config_that_lacks_sizes_is_refused(refused):
+    def report():
+        return pl.ModelMemory.from_config(object(), sequence_length=4, num_layers=2)
+
+    refused(pl.ConfigError, report, "config (object) has no hidden_size, num_attention_heads")

@@ -129,7 +129,7 @@ class ModelMemory:
             changes: Other fields of this class.
 
         Raises:
-            ConfigError: A value that is out of range.
+            ConfigError: A value that is out of range, or the config lacks one of the first four.
         """
         names = [
             *("num_layers", "hidden_size", "num_attention_heads", "vocab_size"),
@@ -137,6 +137,12 @@ class ModelMemory:
             *("add_bias_linear", "untie_embeddings_and_output_weights"),
         ]
         given = {name: getattr(config, name) for name in names if hasattr(config, name)}
+        missing = [name for name in names[:4] if name not in given | changes]
+        if missing:
+            raise ConfigError(
+                f"config ({type(config).__name__}) has no {', '.join(missing)}\n"
+                "hint: give a model's configuration, or these as keyword arguments"
+            )
         return ModelMemory(sequence_length=sequence_length, **(given | changes))
 
     @property

@@ -36,7 +36,8 @@ def test_what_is_no_plan_and_no_module_is_refused(tools):
         ([*tools.make_stages(3)], "chunks has 3 modules, but the plan has 2 stages"),
         (nn.Tanh(), "chunks has Tanh where a list of modules belongs"),
         ({0: nn.Tanh(), 1: nn.Tanh()}, "chunks has Tanh where a list of modules belongs"),
-        ({0: [nn.Tanh()], 2: [nn.Tanh()]}, "rank 1 has 0 chunks, but the plan gives it 1"),
+        ({0: [nn.Tanh()]}, "rank 1 has 0 chunks, but the plan gives it 1"),
+        ({0: [nn.Tanh()], 2: [nn.Tanh()]}, r"modules for \[2\], but the plan's ranks are 0 to 1"),
     ):
         with pytest.raises(PipelineError, match=named):
             pipeline(tools, stages=stages)
@@ -246,3 +247,41 @@ def test_copies_of_pipelines_and_of_plans_run_alike(tools):
     mine, others = (list(runs.parameters()) for runs in (first, second))
     assert not {id(p) for p in mine} & {id(p) for p in others}
     assert all(torch.equal(p.grad, q.grad) for p, q in zip(mine, others, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("mode", "first"),
+    [
+        ("stage_inputs", "PipelineError: stage_inputs[1]['mask'] has 2 samples for 4 microbatches"),
+        ("count", "ValueError: no such count"),
+    ],
+)
+def test_what_one_rank_cannot_cut_is_an_error_on_all(tools, launch, mode, first):
+    """Before anybody waits: the other rank quotes it."""
+    inputs, targets = tools.make_data([2] * M)
+    failing = []
+
+    def count(target):
+        if failing:
+            raise ValueError("no such count")
+        return target.numel()
+
+    def body(transport):
+        own = pipeline(tools, transport=transport, count=count)
+        if mode == "count":
+            failing.append(True)
+            own.evaluate(inputs, targets)
+        mask = {1: {"mask": torch.ones(2)}} if transport.rank == 1 else None
+        own.step(inputs, targets, stage_inputs=mask)
+
+    results = launch(2, body, timeout_s=30.0)
+    other, own = launch.errors(results)
+    assert own.startswith(first)
+    assert other.startswith(f"AgreementError: rank 1 can't take part in the step: {first}")
+    assert max(left["seconds"] for _, left in results) < 25.0
+
+
+def test_stage_inputs_that_are_no_dict(tools):
+    inputs, targets = tools.make_data([2] * M)
+    with pytest.raises(PipelineError, match=r"stage_inputs\[1\] is of type Tensor.*\nhint: "):
+        pipeline(tools).step(inputs, targets, stage_inputs={1: torch.ones(8)})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -13,7 +13,7 @@ from pipeloom.runtime.errors import PipelineError, with_hint
 from pipeloom.runtime.structure import leaves_of, map_leaves
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
 __all__ = ["piece_sizes", "require_pairs", "split_batch", "split_named", "split_sequences"]
 
@@ -116,6 +116,13 @@ def split_named(
         >>> split_named({"position": [0, 5], "causal": True}, 2, "inputs")
         [{'position': 0, 'causal': True}, {'position': 5, 'causal': True}]
     """
+    if not isinstance(values, Mapping):
+        raise PipelineError(
+            with_hint(
+                f"{name} is of type {type(values).__name__}",
+                "give a dict from the chunk's argument names to their values",
+            )
+        )
     parts: list[dict[str, Any]] = [{} for _ in range(num_microbatches)]
     for key, value in values.items():
         if isinstance(value, Tensor | dict | list | tuple):

@@ -109,7 +109,6 @@ class RankExecutor:
         self._shape_of = options.boundary.lookup()
         self._dtype = options.boundary.dtype
         self._seed: tuple[Tensor, ...] = ()
-        self._compute = self._computations()
         cells = program.num_cells
         # Tables by cell. A slot is emptied by the one op that reads it.
         self._inbox: list[Any] = [None] * cells  # activation, or the receive that brings it
@@ -127,7 +126,7 @@ class RankExecutor:
         shape_of = self._shape_of
         announce = shape_of is None
         inbox, gradients, outbox = self._inbox, self._gradients, self._outbox
-        compute = self._compute
+        compute = self._computations()
         for op in self.program.instructions:
             self.at = op
             action = op.action
@@ -152,7 +151,11 @@ class RankExecutor:
         self.at = None
 
     def _computations(self) -> tuple[_Run, ...]:
-        """What runs each kind of compute op, by action."""
+        """What runs each kind of compute op, by action. To be held while running, not longer.
+
+        They hold the executor: kept in it, it would live until cycles are collected, and the
+        caller's batch with it.
+        """
         runs: list[_Run] = [self._forward, self._backward, self._backward, self._weight_half]
         if self._options.record:
             runs = [partial(self._recorded, run) for run in runs]
@@ -308,7 +311,7 @@ class RankExecutor:
                 f"rank {self.rank}, {op.text}: the output has shape {tuple(output.shape)}, "
                 f"{output.dtype}, but the agreed boundary is {expected}",
                 "give the boundary's true shape and dtype, one shape a microbatch if they differ, "
-                "or variable_shapes=True to send shapes with the data",
+                "or none (boundary_shape=None, variable_shapes=True) to send it with the data",
             )
         )
 

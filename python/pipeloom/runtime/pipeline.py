@@ -308,7 +308,7 @@ class Pipeline:
 
     def _count_of(self, target: Any) -> int:
         try:
-            return int(self.count(target))
+            counted = self.count(target)
         except TypeError as error:
             raise PipelineError(
                 with_hint(
@@ -316,6 +316,16 @@ class Pipeline:
                     "pass count=, which takes a target and gives the number of losses in its sum",
                 )
             ) from error
+        number = _whole_number(counted)
+        if number is None:
+            raise PipelineError(
+                with_hint(
+                    f"count gives {counted}, which is no number of losses",
+                    "give a whole number; for weighted losses pass step(..., loss_scale=1 / "
+                    "sum of weights)",
+                )
+            )
+        return number
 
     def _run(
         self,
@@ -383,3 +393,12 @@ class Pipeline:
             return output, partial(loss_of, goals[unit])
 
         return forward
+
+
+def _whole_number(value: Any) -> int | None:
+    """A count as an integer; None if it is none."""
+    try:
+        number = int(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        return None
+    return number if number == value and number >= 0 else None

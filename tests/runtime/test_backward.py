@@ -220,3 +220,46 @@ def test_what_a_hook_makes_of_a_gradient_counts_once(kind):
     assert torch.equal(mine.grad, given.grad)
     for p, q in zip(split.parameters(), whole.parameters(), strict=True):
         assert torch.equal(p.grad, q.grad)
+
+
+class Several(torch.autograd.Function):
+    """Three outputs; those that nobody uses have no gradient, not one of zeros."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x, weight)
+        return x @ weight, weight.sin() @ weight, x + 1
+
+    @staticmethod
+    def backward(ctx, first, second, third):
+        x, weight = ctx.saved_tensors
+        to_x = [] if first is None else [first @ weight.T]
+        to_weight = [] if first is None else [x.T @ first]
+        if second is not None:
+            to_weight.append(second * 2)
+        if third is not None:
+            to_x.append(third)
+        return sum(to_x) if to_x else None, sum(to_weight) if to_weight else None
+
+
+@pytest.mark.parametrize("used", [(0,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)])
+def test_outputs_that_nobody_uses(used):
+    torch.manual_seed(0)
+    x, seed = torch.randn(WIDTH, WIDTH), torch.randn(WIDTH, WIDTH)
+    results = []
+    for split in (False, True):
+        given = x.clone().requires_grad_()
+        weight = nn.Parameter(x.cos())
+        outputs = Several.apply(given.tanh(), weight)
+        output = sum((n + 1) * outputs[n] for n in used)
+        if split:
+            halves = SplitBackward(gradient_edges([output]), [given])
+            halves.input_half([seed])
+            halves.weight_half()
+        else:
+            output.backward(seed)
+        results.append((given.grad, weight.grad))
+    for mine, true in zip(*results, strict=True):
+        assert (mine is None) == (true is None)
+        assert mine is None or torch.equal(mine, true)

@@ -1241,11 +1241,14 @@ class Drawing:
     def _repr_svg_(self) -> str: ...
     def boxes(
         self, part: _Part, /, *, critical_path: bool = False
-    ) -> list[tuple[int, str, str, str, float, float, int, bool]]:
-        """(rank, label, fill, ink, start, end, half, critical) of each box.
+    ) -> list[tuple[int, str, str, str, float, float, int, bool, bool]]:
+        """(rank, label, fill, ink, start, end, half, critical, recompute) of each box.
 
         half is 0 for a whole row, 1 for its upper and 2 for its lower half.
         """
+
+    def transfers(self, part: _Part, /) -> list[tuple[int, str, float, float, bool]]:
+        """(rank, fill, start, end, whether it sends) of each transfer that takes time."""
 
     def waits(self, part: _Part, /) -> list[_Wait]:
         """(rank, start, end, reason, (op, its rank)) of each idle stretch.
@@ -1286,9 +1289,12 @@ class Drawing:
     def pp(self) -> int:
         """Number of ranks."""
 
+    def legend(self, part: _Part, /) -> list[tuple[str, list[str]]]:
+        """(name, fills from dark to light) of each kind of op, and what the numbers count."""
+
     @property
-    def legend(self) -> list[tuple[str, str]]:
-        """(name, fill) of each kind of op."""
+    def recomputed(self) -> str:
+        """What the dashes of a recomputed op mean; empty if none is."""
 
     @property
     def headline(self) -> str:

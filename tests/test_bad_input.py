@@ -37,6 +37,13 @@ def test_counts_below_one(name, value, refused):
     refused(pl.ConfigError, plan_with(**{name: value}), name, str(value)[:30])
 
 
+@pytest.mark.parametrize("value", [2**32, 2**63, 10**40])
+def test_a_number_too_large_is_told_what_the_most_is(value, refused):
+    for name in COUNTS + NATURALS:
+        words = (name, str(value)[:30], "must be at most 4294967295")
+        refused(pl.ConfigError, plan_with(**{name: value}), *words)
+
+
 @pytest.mark.parametrize("name", NATURALS)
 @pytest.mark.parametrize("value", [-1, -(10**40)])
 def test_naturals_below_zero(name, value, refused):

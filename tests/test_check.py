@@ -1,5 +1,7 @@
 """Checking plans: rules, promises, deadlocks."""
 
+import pickle
+
 import pytest
 
 import pipeloom as pl
@@ -197,3 +199,47 @@ def test_a_deadlock_of_a_thousand_ranks_is_told_in_a_few_lines():
     assert 3 < len(lines) < 10
     assert all(len(line) < 100 for line in lines)
     assert any("more" in line for line in lines)
+
+
+@pytest.mark.parametrize("semantics", [None, "all", "streams", ["buffered", "streams"]])
+@pytest.mark.parametrize("style", [None, "streams", "even_odd"])
+def test_reports_pickle(semantics, style):
+    plan = pl.plan("interleaved_1f1b", pp=3, vp=2, num_microbatches=6)
+    if style is not None:
+        plan = plan.lower(style)
+    elif semantics not in (None, "all"):
+        return  # about transfers
+    report = plan.check(semantics)
+    again = pickle.loads(pickle.dumps(report))
+    assert again.plan == plan
+    assert (again.ok, again.progress) == (report.ok, report.progress)
+    assert (again.violations, again.unpromised) == (report.violations, report.unpromised)
+    assert str(again) == str(report)
+
+
+def test_a_text_without_a_shape_lists_all_that_leaves_it_without():
+    """Every CheckError says what is broken, one that is raised before the rules are checked too."""
+    with pytest.raises(pl.CheckError, match=r"row 0: rank 0, position 2, `1F0`") as caught:
+        pl.Plan.from_csv("0F0,0B0\n\n3F0,3B0\n")
+    rules = [(told.rule, told.rank, told.op) for told in caught.value.violations]
+    assert rules == [
+        ("exactly_once", 0, "1F0"),
+        ("exactly_once", 0, "2F0"),
+        ("placement", 1, ""),
+    ]
+    with pytest.raises(pl.CheckError) as caught:
+        pl.Plan.from_csv("0F0,1F0,0B0,0F1,0B1\n1B0,1F1,1B1\n")
+    first = caught.value.violations[0]
+    assert (first.rule, first.rank, first.position, first.op) == ("placement", 0, 1, "1F0")
+
+
+def test_a_deadlock_shows_the_ranks_of_its_cycle_side_by_side():
+    text = (
+        "0F0,0F1,3F0,3F1,3B0,0B0,3B1,0B1\n"
+        "1F0,1F1,4F0,4B0,1B0,4F1,4B1,1B1\n"
+        "2F0,5F0,5B0,2B0,2F1,5F1,5B1,2B1\n"
+    )
+    with pytest.raises(pl.CheckError, match="2 ranks wait for each other") as caught:
+        pl.Plan.from_csv(text)
+    assert "  rank 0     rank 2\n" in str(caught.value)
+    assert "  3 3F1 <--  3 2B0 <--\n" in str(caught.value)

@@ -126,6 +126,8 @@ SHAPE = ("--pp", "4", "-m", "8")
         (("plan", "1f1b", "--pp", "0"), "pp=0"),
         (("plan", "1f1b", "--pp", "two"), "invalid int value: 'two'"),
         (("plan", "2f2b", *SHAPE), "2f2b"),
+        (("plan", "2f2b"), "schedule '2f2b' is unknown"),
+        (("show", "no/such-run"), "no/such-run"),
         (("plan", "1f1b", *SHAPE, "--rank", "4"), "rank 4"),
         (("plan", "1f1b", *SHAPE, "--reverse-backward"), "reverse_backward"),
         (("plan", "1f1b", *SHAPE, "--no-reverse-backward"), "reverse_backward"),
@@ -297,6 +299,21 @@ def test_compare_gives_every_schedule_the_same_model(run):
     made = [row["makespan"] for row in rows.values() if row["makespan"] is not None]
     assert made == sorted(made)
     assert "pp=4" in rows["no_pipelining"]["reason"]
+
+
+def test_compare_gives_pieces_their_part_of_a_microbatch(run):
+    cost = ("--boundary-bytes", "8", "--bandwidth", "16", "--latency", "0.25")
+    shape = (*SHAPE, "--num-seq-pieces", "4", *cost, "--json")
+    _, text, _ = run("compare", "1f1b", "seq1f1b", *shape)
+    rows = {row["schedule"]: row for row in json.loads(text)}
+    for row in rows.values():
+        assert row["makespan"] * (1 - row["bubble_ratio"]) == pytest.approx(8 * 3)
+    pieces = pl.plan("seq1f1b", pp=4, num_microbatches=8, num_seq_pieces=4)
+    times = dict.fromkeys(("forward", "backward_input", "backward_weight", "memory_forward"), 0.25)
+    own = {"memory_backward_weight": -0.25, "latency": 0.25, "bandwidth": 16, "boundary_bytes": 2}
+    part = pl.Costs(**times, **own)
+    assert rows["seq1f1b"]["makespan"] == pieces.simulate(part).makespan
+    assert max(rows["seq1f1b"]["peak_memory"]) < max(rows["1f1b"]["peak_memory"])
 
 
 def test_compare_counts_transfers_as_lowering_makes_them(run):

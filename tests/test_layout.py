@@ -245,6 +245,29 @@ def test_reported_costs_are_balanced(costs, pp, arguments, counts):
     assert load.why.startswith(f"rank {load.rank} is the busiest with {load.bottleneck:g}")
 
 
+def test_layers_kept_together_leave_no_stage_empty_unasked(refused):
+    words = (
+        "shared_layers leaves 3 blocks of the 6 layers",
+        "4 stages of pp=4, vp=1",
+        "allow_empty",
+    )
+    arguments = {"pp": 4, "shared_layers": {4: 1}}
+    refused(pl.LayoutError, lambda: pl.Layout.balanced([1] * 6, **arguments), *words)
+    layout = pl.Layout.balanced([1] * 6, allow_empty=True, **arguments)
+    assert layout.num_layers_total == 6
+    refused(
+        pl.LayoutError,
+        lambda: pl.Layout.balanced([1] * 6, pp=2, vp=2, no_cut_after=[1, 2, 4]),
+        "no_cut_after leaves 3 blocks",
+        "4 stages of pp=2, vp=2",
+    )
+
+
+def test_memory_of_each_rank_is_filled_so_that_the_next_has_a_layer_that_fits():
+    memory = {"memory_limit": [2, 0, 2], "layer_memory": [1, 0, 1, 1]}
+    assert pl.Layout.balanced([1] * 4, pp=3, **memory).to_string() == "Et|t|ttL"
+
+
 def test_an_embedding_above_an_equal_share_is_no_error_and_named():
     # pytorch/torchtitan PR#1041, PR#1103, PR#1416: 7 units, then a weight above any stage's share.
     weights = {"embedding_cost": 2, "loss_cost": 2}

@@ -3,6 +3,7 @@
 import doctest
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -31,6 +32,9 @@ SHAPES = [
     {"untie_embeddings_and_output_weights": False},
     {"num_layers": 3, "hidden_size": 24, "num_attention_heads": 2, "activation": "swiglu"},
 ]
+
+
+SHAPE = ("num_layers", "hidden_size", "num_attention_heads", "vocab_size", "sequence_length")
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -232,6 +236,56 @@ def test_a_layout_of_another_model_is_refused(refused):
     refused(pl.LayoutError, lambda: gpt.report(plan, layout), "6 layers", "num_layers=5")
 
 
+@pytest.mark.parametrize(
+    ("plan", "layout"),
+    [
+        # The same numbers of ranks and chunks, on other ranks.
+        (("zb_v", 2, 2), pl.Layout.even(4, pp=2, vp=2)),
+        (("1f1b", 2, 1), pl.Layout.even(4, pp=4)),
+        (("interleaved_1f1b", 2, 2), pl.Layout.even(4, pp=4)),
+        (("1f1b", 4, 1), pl.Layout.even(4, pp=2, vp=2)),
+    ],
+)
+def test_a_layout_that_is_not_the_plans_is_refused(plan, layout, refused):
+    gpt = pl.ModelMemory(**dict.fromkeys(SHAPE, 4))
+    schedule, pp, vp = plan
+    plan = pl.plan(schedule, pp=pp, vp=vp, num_microbatches=4)
+    words = (f"pp={layout.pp}, vp={layout.vp}", f"the plan has pp={pp}, vp={vp}")
+    refused(pl.LayoutError, lambda: gpt.report(plan, layout), *words)
+
+
+def test_stages_layers_and_replicas_that_are_not_there_are_refused(refused):
+    gpt = pl.ModelMemory(**dict.fromkeys(SHAPE, 4))
+    other, layout = pl.Layout.even(5, pp=2), pl.Layout.even(4, pp=2)
+    five = ("places 5 layers", "num_layers=4")
+    refused(pl.LayoutError, lambda: gpt.costs(other), *five)
+    refused(pl.LayoutError, lambda: gpt.num_parameters(other, 0), *five)
+    refused(pl.LayoutError, lambda: gpt.stage_activation_bytes(other, 0), *five)
+    for stage in (2, -1):
+        where = (f"stage={stage} is out of range for 2 stages",)
+        refused(pl.LayoutError, lambda stage=stage: gpt.num_parameters(layout, stage), *where)
+    refused(pl.ConfigError, lambda: gpt.num_parameters(stage=0), "stage=0 needs a layout")
+    refused(pl.ConfigError, lambda: gpt.costs(layout, num_replicas=3), "num_replicas=3")
+
+
+@pytest.mark.parametrize("value", [True, "4", 4.0, None, -1])
+@pytest.mark.parametrize("name", [*SHAPE, "micro_batch_size", "optimizer_bytes"])
+def test_sizes_are_whole_numbers(name, value, refused):
+    sizes = dict.fromkeys(SHAPE, 4) | {name: value}
+    refused(pl.ConfigError, lambda: pl.ModelMemory(**sizes), f"{name}={value!r}")
+
+
+def test_sizes_of_numpy_are_numbers_too():
+    sizes = pl.ModelMemory(**dict.fromkeys(SHAPE, np.int32(1 << 20)))
+    assert sizes == pl.ModelMemory(**dict.fromkeys(SHAPE, 1 << 20))
+    assert sizes.layer_parameters() > 1 << 40  # beyond 32 bits
+
+
+def test_a_switch_is_a_bool(refused):
+    sizes = dict.fromkeys(SHAPE, 4) | {"add_bias_linear": "no"}
+    refused(pl.ConfigError, lambda: pl.ModelMemory(**sizes), "add_bias_linear='no' is not a bool")
+
+
 def test_grouped_attention_is_llamas():
     llama3 = pl.ModelMemory(
         num_layers=32,
@@ -250,3 +304,10 @@ def test_the_examples_run():
     result = doctest.testmod(memory)
     assert result.attempted > 8
     assert result.failed == 0
+
+
+def test_a_config_that_lacks_sizes_is_refused(refused):
+    def report():
+        return pl.ModelMemory.from_config(object(), sequence_length=4, num_layers=2)
+
+    refused(pl.ConfigError, report, "config (object) has no hidden_size, num_attention_heads")

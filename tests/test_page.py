@@ -237,6 +237,97 @@ found.whole = [view.from, view.to];
     assert found["whole"] == [0, 33]
 
 
+@needs_chromium
+def test_memory_is_drawn_in_steps_and_idle_time_ends_with_the_plan(tmp_path):
+    """A pair adds and frees at once: what follows is level, not a slope to the next step."""
+    plans = {
+        "pairs": timeline("dualpipe_v", m=8),
+        "long": timeline("1f1b", m=16, costs=pl.Costs(latency=1)),
+    }
+    found = browse(
+        tmp_path,
+        plot.html(plans, memory=True),
+        """
+found.slopes = 0;
+const Pen = CanvasRenderingContext2D.prototype, { lineTo, moveTo, fillRect } = Pen;
+let last = null;
+Pen.moveTo = function (x, y) { last = [x, y]; return moveTo.call(this, x, y); };
+Pen.lineTo = function (x, y) {
+  if (Math.abs(x - last[0]) > 0.5 && Math.abs(y - last[1]) > 0.01) found.slopes++;
+  last = [x, y];
+  return lineTo.call(this, x, y);
+};
+found.idle = [];
+Pen.fillRect = function (x, y, width, height) {
+  if (this.fillStyle === panels[0].inks.idle) found.idle.push(x + width);
+  return fillRect.call(this, x, y, width, height);
+};
+drawNow();
+found.ends = panels.map((panel) => panel.x(panel.plan.end));
+""",
+    )
+    assert found["slopes"] == 0
+    assert found["idle"] == pytest.approx([end for end in found["ends"] for _ in range(4)])
+
+
+@needs_chromium
+@pytest.mark.parametrize(
+    ("name", "m", "style", "shape"),
+    [
+        ("dualpipe_v", 10, None, {}),
+        ("zb_h1", 8, "streams", {}),
+        ("seq1f1b", 4, "fifo", {"num_seq_pieces": 3}),
+        ("chimera", 8, None, {}),
+    ],
+)
+def test_every_op_tells_its_times_and_how_long_its_rank_idled(tmp_path, name, m, style, shape):
+    costs = pl.Costs(forward=1.25, backward_weight=0.75, latency=0.5)
+    made = timeline(name, m=m, costs=costs, style=style, **shape)
+    script = """
+const told = (lane, rank) => Array.from(lane.kind, (_, at) => panel.plan.describe(rank, at));
+found.told = panel.plan.ranks.map(told);
+"""
+    found = browse(tmp_path, plot.html(made), HELPERS + script)
+    for rank, told in enumerate(found["told"]):
+        starts, ends = made.start(rank).tolist(), made.end(rank).tolist()
+        kinds = made.plan.columns(rank)["kind"].tolist()
+        free = before = 0.0
+        for kind, start, end, lines in zip(kinds, starts, ends, told, strict=True):
+            assert lines[1].startswith(f"start {start:g}, end {end:g}, takes {end - start:g}")
+            if kind > pl.OpKind.W:
+                continue
+            idle = re.findall(r"rank idle for (\S+):", "".join(lines))
+            # The second op of a pair starts with the first, which has counted the wait.
+            expected = start - free if start >= free else start - before
+            assert idle == ([f"{expected:g}"] if expected > 0 else []), lines
+            before, free = (free, end) if start >= free else (before, max(free, end))
+
+
+@needs_chromium
+def test_the_page_names_replicas_and_pieces(tmp_path):
+    plans = {
+        "replicas": timeline("dualpipe", m=8),
+        "pieces": timeline("seq1f1b", m=4, num_seq_pieces=2),
+    }
+    found = browse(
+        tmp_path,
+        plot.html(plans),
+        HELPERS
+        + """
+found.legend = document.getElementById("legend").textContent;
+found.facts = panels[1].plan.facts;
+found.told = panels[1].plan.describe(1, 3)[0];
+""",
+    )
+    assert "F forward, replicas 0 to 1" in found["legend"]
+    assert "chunks" not in found["legend"]
+    assert found["facts"]["numbers"] == "microbatch x 2 + piece"
+    assert found["facts"]["lower bound"] == "33"
+    assert re.fullmatch(
+        r"\d[FB]\d+: \w+ of microbatch \d, piece \d, stage 1, rank 1", found["told"]
+    )
+
+
 def test_words_of_the_page_have_contrast():
     template = (Path(page.__file__).parent / "page.html").read_text()
     schemes = [

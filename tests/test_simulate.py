@@ -1,5 +1,6 @@
 """Times, memory, bounds and costs."""
 
+import copy
 import doctest
 import pickle
 from itertools import pairwise
@@ -295,3 +296,18 @@ def test_the_documentation_runs():
     )
     assert result.attempted > 8
     assert result.failed == 0
+
+
+@pytest.mark.parametrize("link_contention", [False, True])
+def test_timelines_pickle(link_contention):
+    """Pools of processes return what they simulated."""
+    plan = pl.plan("interleaved_1f1b", pp=2, vp=2, num_microbatches=4).lower("streams")
+    costs = pl.Costs(forward=[1, 2, 3, 4], latency=0.5, boundary_bytes=7, bandwidth=2)
+    timeline = plan.simulate(costs, semantics="streams", link_contention=link_contention)
+    again = pickle.loads(pickle.dumps(timeline))
+    for one in (timeline, again):
+        assert (one.plan, one.costs, one.semantics) == (plan, costs, "streams")
+        assert one.link_contention is link_contention
+        assert one.makespan == timeline.makespan
+        assert one.start(1).tolist() == timeline.start(1).tolist()
+    assert repr(copy.copy(timeline)) == repr(timeline)

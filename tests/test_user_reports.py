@@ -347,9 +347,17 @@ def test_layers_that_share_are_not_parted(refused):
     with pytest.raises(TypeError, match=r"shared_layers must be a dict(.|\n)*hint: "):
         explicit[0].check(shared_layers=[5])
     costs = [3, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]
-    for pp in (2, 3, 4, 5):
+    for pp in (2, 3, 4):
         layout = pl.Layout.balanced(costs, pp=pp, shared_layers=shared)
         assert layout.check(shared_layers=shared) is layout
+    refused(
+        pl.LayoutError,
+        lambda: pl.Layout.balanced(costs, pp=5, shared_layers=shared),
+        "shared_layers leaves 4 blocks",
+        "5 stages",
+    )
+    fifth = pl.Layout.balanced(costs, pp=5, shared_layers=shared, allow_empty=True)
+    assert fifth.check(shared_layers=shared).num_layers_total == 12
     assert counts(pl.Layout.balanced(costs, pp=3, shared_layers=shared, loss_cost=1)) == [
         3,
         6,

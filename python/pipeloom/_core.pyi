@@ -316,7 +316,8 @@ class Layout:
 
         Raises:
             LayoutError: if a cost is negative or not finite, there are more than 1024 layers or
-                stages, or no split fits the memory.
+                stages, layers kept together leave too few blocks to give each stage one, or no
+                split fits the memory.
             ConfigError: if a number is out of range, the placement is unknown, or memory is given
                 without `memory_limit`.
 
@@ -346,7 +347,8 @@ class Layout:
         """What this layout comes to at these costs, and why; arguments as in `balanced`.
 
         Raises:
-            LayoutError: if the costs are of another number of layers, negative or not finite.
+            LayoutError: if the costs are of another number of layers, negative or not finite, or
+                layers kept together leave too few blocks to give each stage one.
 
         Examples:
             >>> load = pl.Layout.even(8, pp=4).load([1] * 8, loss_cost=2)
@@ -689,6 +691,7 @@ class Report:
         (True, {'buffered': True})
     """
 
+    def __reduce__(self) -> tuple[Any, ...]: ...
     @property
     def ok(self) -> bool:
         """Whether no rule and no promise is broken."""
@@ -728,8 +731,16 @@ class Timeline:
         """The plan that ran."""
 
     @property
+    def costs(self) -> Costs:
+        """The costs it ran at."""
+
+    @property
     def semantics(self) -> str:
         """The semantics it ran under."""
+
+    @property
+    def link_contention(self) -> bool:
+        """Whether transfers between two ranks took their turns."""
 
     @property
     def makespan(self) -> float:
@@ -788,6 +799,7 @@ class Timeline:
         that waited for a busy link follows the op whose message found that link free.
         """
 
+    def __reduce__(self) -> tuple[Any, ...]: ...
     def _repr_svg_(self) -> str | None: ...
     @property
     def bounds(self) -> dict[str, float]:
@@ -911,7 +923,11 @@ class Plan:
 
     @property
     def num_ops(self) -> int:
-        """Number of ops of all ranks; found rank by rank."""
+        """Number of ops of all ranks: by formula for closed-form schedules, else rank by rank.
+
+        `dualpipe` and `dualpipe_v`, whose ranks split different numbers of backwards, are counted
+        too.
+        """
 
     def num_ops_of(self, rank: SupportsIndex) -> int:
         """Number of ops of a rank: rows of its columns."""
@@ -1241,11 +1257,14 @@ class Drawing:
     def _repr_svg_(self) -> str: ...
     def boxes(
         self, part: _Part, /, *, critical_path: bool = False
-    ) -> list[tuple[int, str, str, str, float, float, int, bool]]:
-        """(rank, label, fill, ink, start, end, half, critical) of each box.
+    ) -> list[tuple[int, str, str, str, float, float, int, bool, bool]]:
+        """(rank, label, fill, ink, start, end, half, critical, recompute) of each box.
 
         half is 0 for a whole row, 1 for its upper and 2 for its lower half.
         """
+
+    def transfers(self, part: _Part, /) -> list[tuple[int, str, float, float, bool]]:
+        """(rank, fill, start, end, whether it sends) of each transfer that takes time."""
 
     def waits(self, part: _Part, /) -> list[_Wait]:
         """(rank, start, end, reason, (op, its rank)) of each idle stretch.
@@ -1286,9 +1305,12 @@ class Drawing:
     def pp(self) -> int:
         """Number of ranks."""
 
+    def legend(self, part: _Part, /) -> list[tuple[str, list[str]]]:
+        """(name, fills from dark to light) of each kind of op, and what the numbers count."""
+
     @property
-    def legend(self) -> list[tuple[str, str]]:
-        """(name, fill) of each kind of op."""
+    def recomputed(self) -> str:
+        """What the dashes of a recomputed op mean; empty if none is."""
 
     @property
     def headline(self) -> str:

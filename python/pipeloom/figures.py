@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple
 
+from pipeloom import legend
 from pipeloom._core import ConfigError, Drawing, Timeline
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from os import PathLike
 
     from matplotlib.axes import Axes
@@ -69,8 +70,7 @@ def png(
             f"\nhint: give {_LEAST_WIDTH} to {_MOST_WIDTH} pixels, or leave it out"
         )
     look = {"memory": memory, "critical_path": critical_path, "alone": alone}
-    columns = max(1, width // _LEGEND_COLUMN_PX)
-    panels = [_Panel.of(one, (*window, ranks), **look, columns=columns) for one in drawn]
+    panels = [_Panel.of(one, (*window, ranks), **look, width=width) for one in drawn]
     height = sum(panel.height_px for panel in panels)
     figure = _figure(width, height, None)
     extents = [panel.extent for panel in panels]
@@ -81,7 +81,7 @@ def png(
     left, plot_width = _LEFT_PX / width, (width - _LEFT_PX - _RIGHT_PX) / width
     top = height
     for panel in panels:
-        bottom = top - _TITLE_PX - panel.rows_px
+        bottom = top - panel.title_px - panel.rows_px
         box = (left, bottom / height, plot_width, panel.rows_px / height)
         axes = figure.add_axes(box)
         panel.draw(axes, extent, pixel=(extent[1] - extent[0]) / (width - _LEFT_PX - _RIGHT_PX))
@@ -95,8 +95,10 @@ _LEFT_PX, _RIGHT_PX = 72, 62
 _TITLE_PX, _AXIS_PX, _LEGEND_PX = 46, 40, 15
 """Heights above the rows and below them, and of a line of the legend."""
 _LEGEND_COLUMN_PX = 330
-_CHARACTER_PX = 5.5
-"""Width of a character of small text."""
+_CHARACTER_PX, _TITLE_CHARACTER_PX = 5.5, 7.5
+"""Widths of a character of small text, and of a headline."""
+_TITLE_LINE_PX = 17
+"""Height of a line of a headline after the first."""
 
 
 class _Panel(NamedTuple):
@@ -106,8 +108,8 @@ class _Panel(NamedTuple):
     part: tuple[float | None, float | None, Ranks | None]
     memory: bool
     critical_path: bool
-    columns: int
-    """Of the legend."""
+    width: int
+    """Of the whole figure, in pixels."""
 
     @classmethod
     def of(
@@ -118,14 +120,14 @@ class _Panel(NamedTuple):
         memory: bool,
         critical_path: bool,
         alone: bool,
-        columns: int,
+        width: int,
     ) -> _Panel:
         if isinstance(what, Timeline):
             what = Drawing.predicted(what, critical_path=critical_path)
         elif not alone:
             memory = memory and bool(what.memory_steps(0))
             critical_path = critical_path and what.has_critical_path
-        return cls(what, part, memory, critical_path, columns)
+        return cls(what, part, memory, critical_path, width)
 
     @property
     def rows(self) -> range:
@@ -143,14 +145,36 @@ class _Panel(NamedTuple):
         return [limit for limit in self.drawing.limits if begin < limit[0] <= end]
 
     @property
+    def columns(self) -> int:
+        """Of the legend."""
+        return max(1, self.width // _LEGEND_COLUMN_PX)
+
+    @property
+    def title(self) -> str:
+        """The headline in lines that fit, broken between its parts."""
+        room = (self.width - _LEFT_PX) / _TITLE_CHARACTER_PX
+        first, *parts = self.drawing.headline.split("   ")
+        lines = [first]
+        for part in parts:
+            if len(lines[-1]) + 3 + len(part) <= room:
+                lines[-1] += f"   {part}"
+            else:
+                lines.append(part)
+        return "\n".join(lines)
+
+    @property
+    def title_px(self) -> int:
+        return _TITLE_PX + _TITLE_LINE_PX * self.title.count("\n")
+
+    @property
     def rows_px(self) -> int:
         return (_ROW_PX + _MEMORY_PX * self.memory) * len(self.rows)
 
     @property
     def height_px(self) -> int:
-        entries = len(self.drawing.legend) + 1 + self.memory + self.critical_path
-        lines = -(-(entries + len(self.limits)) // self.columns)
-        return _TITLE_PX + self.rows_px + _AXIS_PX + _LEGEND_PX * lines + 12
+        texts = [entry.text.count("\n") + 1 for entry in self.legend]
+        lines = sum(texts) if self.columns == 1 else -(-len(texts) // self.columns)
+        return self.title_px + self.rows_px + _AXIS_PX + _LEGEND_PX * lines + 12
 
     def draw(self, axes: Axes, extent: tuple[float, float], *, pixel: float) -> None:
         """Draw it; `extent` is the scale that all panels share, `pixel` a pixel's time."""
@@ -159,6 +183,7 @@ class _Panel(NamedTuple):
         # A rank's row is one unit high: boxes take its middle, or its upper part above the memory.
         low, high = (0.0, 0.44) if self.memory else (-0.4, 0.4)
         _draw_boxes(axes, boxes, (low, high), pixel)
+        _draw_transfers(axes, drawing.transfers(self.part), low)
         _draw_waits(axes, drawing.waits(self.part), (low + high) / 2, pixel)
         labels = [f"rank {rank}" for rank in rows]
         ticks = [-rank + (low + high) / 2 for rank in rows]
@@ -175,68 +200,57 @@ class _Panel(NamedTuple):
         axes.set(xlim=extent, ylim=(-rows[-1] - 0.6, -rows[0] + 0.6), xlabel="time")
         axes.xaxis.set_label_coords(0.5, -24 / self.rows_px)
         axes.xaxis.label.set_fontsize(9)
-        axes.set_title(drawing.headline, loc="left", fontsize=10, pad=14)
+        axes.set_title(self.title, loc="left", fontsize=10, pad=14)
         axes.set_yticks(ticks, labels, fontsize=8)
         axes.spines[["top", "right"]].set_visible(False)
         idle = (self.extent[0], self.extent[1] - self.extent[0])
         paper = drawing.paper["idle"]
         for rank in rows:
             axes.broken_barh([idle], (low - rank, high - low), facecolors=paper, zorder=0)
-        self.draw_legend(axes)
+        legend.draw(axes, self.legend, columns=self.columns, below=_AXIS_PX / self.rows_px)
 
-    def draw_legend(self, axes: Axes) -> None:
-        """Say below the axis what colours and lines mean."""
-        from matplotlib.lines import Line2D
-        from matplotlib.patches import Patch
-
-        drawing = self.drawing
-        idle = next(
-            (f"idle; {op} r{rank}: {reason}" for *_, reason, (op, rank) in _awaited(drawing)),
-            "idle",
-        )
-        fills = [*drawing.legend, (idle, drawing.paper["idle"])]
-        if self.memory:
-            fills.append((drawing.memory_meaning, drawing.paper["memory"]))
-        marks: list[Patch | Line2D] = [
-            Patch(facecolor=fill, edgecolor="#969696", label=name) for name, fill in fills
-        ]
-        if self.critical_path:
-            marks.append(Patch(facecolor="none", edgecolor="black", label="critical path"))
-        for _, _, meaning, of_work in self.limits:
-            style = "--" if of_work else "-"
-            marks.append(Line2D([], [], color="#222222", lw=1, ls=style, label=meaning))
-        axes.legend(
-            handles=marks,
-            loc="upper left",
-            bbox_to_anchor=(0, -_AXIS_PX / self.rows_px),
-            borderaxespad=0,
-            ncols=self.columns,
-            fontsize=7,
-            frameon=False,
+    @property
+    def legend(self) -> list[legend.Entry]:
+        """What colours and lines mean."""
+        room = (self.width / self.columns - _LEFT_PX) / _CHARACTER_PX
+        return legend.entries(
+            self.drawing,
+            self.part,
+            memory=self.memory,
+            critical_path=self.critical_path,
+            limits=self.limits,
+            room=max(12, int(room) - 8),
         )
 
 
 _Wait = tuple[int, float, float, str, tuple[str, int] | None]
 
 
-def _awaited(drawing: Drawing) -> Iterator[tuple[int, float, float, str, tuple[str, int]]]:
-    for rank, start, end, reason, awaited in drawing.waits((None, None, None)):
-        if awaited is not None:
-            yield rank, start, end, reason, awaited
-
-
 def _draw_waits(axes: Axes, waits: Sequence[_Wait], middle: float, pixel: float) -> None:
     """Write into each gap what ends it, as far as there is room."""
     for rank, start, end, reason, awaited in waits:
-        texts = [reason] if reason != "waits" else []
+        texts = [reason] if reason == "done" else []
         if awaited is not None:
             op, other = awaited
-            texts += [f"{op}\nrank {other}", f"{op}\nr{other}"]
+            texts += [reason, f"{op}\nrank {other}", f"{op}\nr{other}"]
         room = (end - start) / pixel / _CHARACTER_PX
         text = next((t for t in texts if max(map(len, t.split("\n"))) + 0.5 < room), None)
         if text is not None:
             place = ((start + end) / 2, middle - rank)
             axes.text(*place, text, ha="center", va="center", fontsize=6.5, linespacing=0.9)
+
+
+def _draw_transfers(
+    axes: Axes, transfers: Sequence[tuple[int, str, float, float, bool]], low: float
+) -> None:
+    """Bars along a row's lower edge: sends inside it, receives below them."""
+    for rank, fill, start, end, sends in transfers:
+        bottom = low - rank + (0 if sends else -_TRANSFER)
+        axes.broken_barh([(start, end - start)], (bottom, _TRANSFER), facecolors=fill, zorder=2)
+
+
+_TRANSFER = 0.05
+"""Height of a transfer, in rows."""
 
 
 def _draw_limits(axes: Axes, limits: Sequence[tuple[float, str, str, bool]]) -> None:
@@ -266,7 +280,7 @@ def _draw_boxes(
     for (rank, half), all_of_row in drawn.items():
         some = _seen(all_of_row, pixel)
         bottom, top = halves[half]
-        spans = [(left, right - left) for _, _, _, _, left, right, _, _ in some]
+        spans = [(left, right - left) for _, _, _, _, left, right, *_ in some]
         axes.broken_barh(
             spans,
             (bottom - rank, top - bottom),
@@ -283,10 +297,14 @@ def _draw_boxes(
                 edgecolor="black",
                 linewidth=1.5,
             )
-        for _, label, _, ink, left, right, _, _ in some:
+        for _, label, _, ink, left, right, *_, recompute in some:
             if right - left > 8 * len(label) * pixel:
                 place = ((left + right) / 2, (bottom + top) / 2 - rank)
                 axes.text(*place, label, color=ink, ha="center", va="center", fontsize=8)
+            if recompute and right - left > 6 * pixel:
+                edge = bottom - rank + 0.06
+                ends = [left + 2 * pixel, right - 2 * pixel]
+                axes.plot(ends, [edge, edge], color=ink, lw=1.2, ls=":", scalex=False, scaley=False)
 
 
 def _seen(boxes: list[Any], pixel: float) -> list[Any]:

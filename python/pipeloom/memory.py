@@ -7,7 +7,9 @@ and the allocator's fragments come on top.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import operator
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from pipeloom._core import ConfigError, Costs, LayoutError
@@ -91,17 +93,14 @@ class ModelMemory:
 
     def __post_init__(self) -> None:
         """Checks every number against its range and those that it must divide."""
-        may_be_zero = ("gradient_bytes", "optimizer_bytes")
-        for name in self.__slots__:
-            value = getattr(self, name)
-            if value is None or isinstance(value, (bool, str)):
-                continue
-            low = 0 if name in may_be_zero else 1
-            if not isinstance(value, int) or value < low:
-                raise ConfigError(
-                    f"{name}={value!r} is not a whole number of at least {low}\n"
-                    f"hint: give {name} >= {low}"
-                )
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.type == "bool" and not isinstance(value, bool):
+                raise ConfigError(f"{field.name}={value!r} is not a bool\nhint: give True or False")
+            if field.type == "int" or (field.type == "int | None" and value is not None):
+                low = 0 if field.name in ("gradient_bytes", "optimizer_bytes") else 1
+                # A numpy integer becomes an int: sizes pass 64 bits.
+                object.__setattr__(self, field.name, _whole(field.name, value, low))
         for name, given, allowed in (
             ("activation", self.activation, ("gelu", "swiglu")),
             ("normalization", self.normalization, ("RMSNorm", "LayerNorm")),
@@ -130,7 +129,7 @@ class ModelMemory:
             changes: Other fields of this class.
 
         Raises:
-            ConfigError: A value that is out of range.
+            ConfigError: A value that is out of range, or the config lacks one of the first four.
         """
         names = [
             *("num_layers", "hidden_size", "num_attention_heads", "vocab_size"),
@@ -138,6 +137,12 @@ class ModelMemory:
             *("add_bias_linear", "untie_embeddings_and_output_weights"),
         ]
         given = {name: getattr(config, name) for name in names if hasattr(config, name)}
+        missing = [name for name in names[:4] if name not in given | changes]
+        if missing:
+            raise ConfigError(
+                f"config ({type(config).__name__}) has no {', '.join(missing)}\n"
+                "hint: give a model's configuration, or these as keyword arguments"
+            )
         return ModelMemory(sequence_length=sequence_length, **(given | changes))
 
     @property
@@ -159,6 +164,24 @@ class ModelMemory:
     @property
     def _tokens(self) -> int:
         return -(-self.sequence_length // self.num_seq_pieces) * self.micro_batch_size
+
+    def _content(self, layout: Layout, stage: int) -> tuple[int, bool, bool]:
+        """(layers, with the embedding, with the output layer) of a stage."""
+        if layout.num_layers_total != self.num_layers:
+            raise LayoutError(
+                f"the layout places {layout.num_layers_total} layers, but "
+                f"num_layers={self.num_layers}\n"
+                "hint: make the layout anew for this model"
+            )
+        stages = _place(layout)
+        if stage not in stages:
+            raise LayoutError(
+                f"stage={stage!r} is out of range for {len(stages)} stages\n"
+                f"hint: stages are 0..{len(stages)}"
+            )
+        rank, chunk = stages[stage]
+        layers = layout.num_layers(rank, chunk) + layout.num_mtp_layers(rank, chunk)
+        return layers, layout.pre_process(rank, chunk), layout.post_process(rank, chunk)
 
     def norm_parameters(self) -> int:
         """Parameters of one normalization."""
@@ -183,12 +206,18 @@ class ModelMemory:
         Args:
             layout: Which layers each stage builds.
             stage: A stage of it; None: the whole model, a tied weight once.
+
+        Raises:
+            ConfigError: A stage without a layout.
+            LayoutError: The layout is not of this model, or has no such stage.
         """
         tied = not self.untie_embeddings_and_output_weights
+        if layout is None and stage is not None:
+            raise ConfigError(f"stage={stage} needs a layout\nhint: give layout= too, or neither")
         if layout is None or stage is None:
             ends = self.embedding_parameters() * (1 if tied else 2) + self.norm_parameters()
             return self.num_layers * self.layer_parameters() + ends
-        layers, pre, post = _content(layout, stage)
+        layers, pre, post = self._content(layout, stage)
         embeddings = int(pre) + int(post and not (tied and pre))
         return (
             layers * self.layer_parameters()
@@ -241,8 +270,11 @@ class ModelMemory:
             layout: Which layers each stage builds.
             stage: The stage.
             recompute: Whether only the stage's input is kept, and its layers run again.
+
+        Raises:
+            LayoutError: The layout is not of this model, or has no such stage.
         """
-        layers, pre, post = _content(layout, stage)
+        layers, pre, post = self._content(layout, stage)
         boundary = self.boundary_bytes()
         size = 8 * self._tokens if pre else 0
         if layers and not recompute:
@@ -269,6 +301,10 @@ class ModelMemory:
             num_replicas: 2 for `chimera` and `dualpipe`, whose ranks hold two copies.
             times: Other arguments of `Costs`: forward, latency, ...
 
+        Raises:
+            ConfigError: `num_replicas` is neither 1 nor 2, or a cost is out of range.
+            LayoutError: The layout is not of this model.
+
         Examples:
             >>> import pipeloom as pl
             >>> gpt = pl.ModelMemory(
@@ -282,6 +318,10 @@ class ModelMemory:
             >>> costs.forward, costs.static_memory
             (2, (30528, 30672))
         """
+        if num_replicas not in (1, 2):
+            raise ConfigError(
+                f"num_replicas={num_replicas!r} is neither 1 nor 2\nhint: give plan.num_replicas"
+            )
         stages = range(layout.pp * layout.vp)
         kept = [self.stage_activation_bytes(layout, stage) for stage in stages]
         again = [self.stage_activation_bytes(layout, stage, recompute=True) for stage in stages]
@@ -310,13 +350,17 @@ class ModelMemory:
             times: Arguments of `Costs` (memory does not depend on them under this rule).
 
         Raises:
-            LayoutError: The layout is not of this model.
+            LayoutError: The layout is not of this model, or places its stages otherwise than the
+                plan.
         """
-        if layout.num_layers_total != self.num_layers:
+        placed = [_place(layout)[stage][0] for stage in range(layout.pp * layout.vp)]
+        ranks = [rank for rank, _ in plan.stages[: plan.num_stages // plan.num_replicas]]
+        if placed != ranks or layout.pp != plan.pp:
             raise LayoutError(
-                f"the layout places {layout.num_layers_total} layers, but "
-                f"num_layers={self.num_layers}\n"
-                "hint: make the layout anew for this model"
+                f"the layout is for pp={layout.pp}, vp={layout.vp}, "
+                f"placement={layout.placement!r}, but the plan has pp={plan.pp}, vp={plan.vp}, "
+                f"placement={plan.placement!r}\n"
+                "hint: make the layout with the plan's pp, vp and placement"
             )
         costs = replace(self, num_seq_pieces=plan.num_seq_pieces).costs(
             layout, num_replicas=plan.num_replicas, **times
@@ -350,13 +394,20 @@ class MemoryReport:
         return max(self.peak)
 
 
-def _content(layout: Layout, stage: int) -> tuple[int, bool, bool]:
-    """(layers, with the embedding, with the output layer) of a stage."""
-    rank, chunk = _place(layout)[stage]
-    layers = layout.num_layers(rank, chunk) + layout.num_mtp_layers(rank, chunk)
-    return layers, layout.pre_process(rank, chunk), layout.post_process(rank, chunk)
+def _whole(name: str, value: Any, low: int) -> int:
+    """The value as an int of at least `low`."""
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or number < low:
+        raise ConfigError(
+            f"{name}={value!r} is not a whole number of at least {low}\nhint: give {name} >= {low}"
+        )
+    return number
 
 
+@lru_cache(maxsize=8)
 def _place(layout: Layout) -> dict[int, tuple[int, int]]:
     """(rank, chunk) of each stage of one replica."""
     ranks, chunks = range(layout.pp), range(layout.vp)

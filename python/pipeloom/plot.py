@@ -232,7 +232,12 @@ def html(
     plans = []
     for name, one in named.items():
         drawing = _drawing(one, critical_path=True)
-        facts = {} if isinstance(one, Drawing) else {"gap to the lower bound": f"{one.gap:.1%}"}
+        facts = {
+            "work of the busiest rank" if of_work else "lower bound": text
+            for _, text, _, of_work in drawing.limits
+        }
+        if not isinstance(one, Drawing):
+            facts["gap to the lower bound"] = f"{one.gap:.1%}"
         plans.append((name or drawing.headline.partition("   ")[0], drawing, facts))
     # The widest plan refuses a window that shows nothing.
     longest = max((drawing for _, drawing, _ in plans), key=lambda it: it.extent[1], default=None)

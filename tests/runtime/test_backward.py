@@ -175,3 +175,91 @@ def test_graph_is_let_go_after_the_weight_half():
     halves.weight_half()
     with pytest.raises(RuntimeError, match="second time"):
         output.backward(gradient)
+
+
+class Hooked(nn.Module):
+    """Changes gradients on their way, by hooks of every kind that autograd has."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind, self.calls = kind, 0
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        if kind == "module":
+            self.first.register_full_backward_hook(lambda _, given, __: (3 * given[0],))
+            self.first.register_full_backward_pre_hook(lambda _, given: (2 * given[0],))
+        if kind == "parameter":
+            self.first.weight.register_hook(lambda gradient: 2 * gradient)
+
+    def forward(self, x):
+        hidden = self.first(x)
+        if self.kind == "tensor":
+            hidden.register_hook(lambda gradient: 2 * gradient)
+        if self.kind == "node before":
+            hidden.grad_fn.register_prehook(lambda given: (2 * given[0],))
+        if self.kind == "node after":
+            hidden.grad_fn.register_hook(
+                lambda made, _: tuple(None if part is None else 3 * part for part in made)
+            )
+        return self.second(hidden.tanh())
+
+
+@pytest.mark.parametrize("kind", ["tensor", "node before", "node after", "module", "parameter"])
+def test_what_a_hook_makes_of_a_gradient_counts_once(kind):
+    """A node that feeds a parameter is run in both halves, with its hooks."""
+    torch.manual_seed(0)
+    whole = Hooked(kind)
+    split = Hooked(kind)  # a copy would lose hooks
+    split.load_state_dict(whole.state_dict())
+    x = torch.randn(3, WIDTH)
+    given, seed = x.clone().requires_grad_(), torch.randn(3, WIDTH)
+    whole(given).backward(seed)
+    mine = x.clone().requires_grad_()
+    halves = SplitBackward(gradient_edges([split(mine)]), [mine])
+    halves.input_half([seed])
+    halves.weight_half()
+    assert torch.equal(mine.grad, given.grad)
+    for p, q in zip(split.parameters(), whole.parameters(), strict=True):
+        assert torch.equal(p.grad, q.grad)
+
+
+class Several(torch.autograd.Function):
+    """Three outputs; those that nobody uses have no gradient, not one of zeros."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x, weight)
+        return x @ weight, weight.sin() @ weight, x + 1
+
+    @staticmethod
+    def backward(ctx, first, second, third):
+        x, weight = ctx.saved_tensors
+        to_x = [] if first is None else [first @ weight.T]
+        to_weight = [] if first is None else [x.T @ first]
+        if second is not None:
+            to_weight.append(second * 2)
+        if third is not None:
+            to_x.append(third)
+        return sum(to_x) if to_x else None, sum(to_weight) if to_weight else None
+
+
+@pytest.mark.parametrize("used", [(0,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)])
+def test_outputs_that_nobody_uses(used):
+    torch.manual_seed(0)
+    x, seed = torch.randn(WIDTH, WIDTH), torch.randn(WIDTH, WIDTH)
+    results = []
+    for split in (False, True):
+        given = x.clone().requires_grad_()
+        weight = nn.Parameter(x.cos())
+        outputs = Several.apply(given.tanh(), weight)
+        output = sum((n + 1) * outputs[n] for n in used)
+        if split:
+            halves = SplitBackward(gradient_edges([output]), [given])
+            halves.input_half([seed])
+            halves.weight_half()
+        else:
+            output.backward(seed)
+        results.append((given.grad, weight.grad))
+    for mine, true in zip(*results, strict=True):
+        assert (mine is None) == (true is None)
+        assert mine is None or torch.equal(mine, true)

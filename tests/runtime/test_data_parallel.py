@@ -1,5 +1,7 @@
 """Pipelines side by side on a DeviceMesh: gradients are those of all the data in one process."""
 
+import time
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -95,3 +97,27 @@ def test_pp_2_by_dp_2_equals_one_process(tools, launch, kind, schedule, vp):
             for value, truth in zip(values, true, strict=True):
                 bound = 1e-6 * float(truth.abs().max())
                 torch.testing.assert_close(value, truth, rtol=0, atol=bound)
+
+
+def test_a_pipeline_that_does_not_come_is_an_error_within_the_limit(tools, launch):
+    """Tokens are counted over pipelines: none waits longer for the others than for its own."""
+
+    def body(_):
+        mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("dp", "pp"))
+        pipeline = Pipeline(
+            pl.plan("1f1b", pp=1, num_microbatches=2),
+            tools.make_stages(1),
+            tools.square_sum,
+            transport=TorchTransport(mesh["pp"].get_group(), timeout_s=1.0),
+            data_parallel_group=mesh["dp"].get_group(),
+        )
+        if dist.get_rank() == 1:
+            time.sleep(4.0)  # alive, but elsewhere
+            return
+        pipeline.step(*tools.make_data([2, 2]))
+
+    results = launch(2, body)
+    assert results[0][0] == 3
+    error = launch.errors(results)[0]
+    assert error.startswith("PipelineTimeout: summing the tokens of the step over the data-par")
+    assert results[0][1]["seconds"] < 4.0

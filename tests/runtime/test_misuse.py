@@ -10,6 +10,7 @@ from torch import nn
 
 import pipeloom as pl
 from pipeloom.runtime import AgreementError, BoundaryError, Pipeline, PipelineError
+from pipeloom.runtime.transport import Boundary
 
 M = 4
 
@@ -36,7 +37,8 @@ def test_what_is_no_plan_and_no_module_is_refused(tools):
         ([*tools.make_stages(3)], "chunks has 3 modules, but the plan has 2 stages"),
         (nn.Tanh(), "chunks has Tanh where a list of modules belongs"),
         ({0: nn.Tanh(), 1: nn.Tanh()}, "chunks has Tanh where a list of modules belongs"),
-        ({0: [nn.Tanh()], 2: [nn.Tanh()]}, "rank 1 has 0 chunks, but the plan gives it 1"),
+        ({0: [nn.Tanh()]}, "rank 1 has 0 chunks, but the plan gives it 1"),
+        ({0: [nn.Tanh()], 2: [nn.Tanh()]}, r"modules for \[2\], but the plan's ranks are 0 to 1"),
     ):
         with pytest.raises(PipelineError, match=named):
             pipeline(tools, stages=stages)
@@ -246,3 +248,99 @@ def test_copies_of_pipelines_and_of_plans_run_alike(tools):
     mine, others = (list(runs.parameters()) for runs in (first, second))
     assert not {id(p) for p in mine} & {id(p) for p in others}
     assert all(torch.equal(p.grad, q.grad) for p, q in zip(mine, others, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("mode", "first"),
+    [
+        ("stage_inputs", "PipelineError: stage_inputs[1]['mask'] has 2 samples for 4 microbatches"),
+        ("count", "ValueError: no such count"),
+    ],
+)
+def test_what_one_rank_cannot_cut_is_an_error_on_all(tools, launch, mode, first):
+    """Before anybody waits: the other rank quotes it."""
+    inputs, targets = tools.make_data([2] * M)
+    failing = []
+
+    def count(target):
+        if failing:
+            raise ValueError("no such count")
+        return target.numel()
+
+    def body(transport):
+        own = pipeline(tools, transport=transport, count=count)
+        if mode == "count":
+            failing.append(True)
+            own.evaluate(inputs, targets)
+        mask = {1: {"mask": torch.ones(2)}} if transport.rank == 1 else None
+        own.step(inputs, targets, stage_inputs=mask)
+
+    results = launch(2, body, timeout_s=30.0)
+    other, own = launch.errors(results)
+    assert own.startswith(first)
+    assert other.startswith(f"AgreementError: rank 1 can't take part in the step: {first}")
+    assert max(left["seconds"] for _, left in results) < 25.0
+
+
+def test_stage_inputs_that_are_no_dict(tools):
+    inputs, targets = tools.make_data([2] * M)
+    with pytest.raises(PipelineError, match=r"stage_inputs\[1\] is of type Tensor.*\nhint: "):
+        pipeline(tools).step(inputs, targets, stage_inputs={1: torch.ones(8)})
+
+
+class Named(nn.Module):
+    """Takes and gives a dict; with `writes`, changes the mask that it was given."""
+
+    def __init__(self, *, writes=False):
+        super().__init__()
+        self.linear, self.writes = nn.Linear(6, 6), writes
+        self.register_buffer("mask", torch.ones(6))
+
+    def forward(self, x, mask=None):
+        if mask is not None and self.writes:
+            mask.zero_()
+        return {"x": self.linear(x), "mask": self.mask}
+
+
+def named_loss(output, target):
+    return (output["x"] - target).square().sum()
+
+
+def test_dicts_of_unequal_numbers_of_samples_are_not_paired(tools):
+    """Like tensors (`require_pairs`): 8 samples and 6 targets would be cut apart."""
+    own = pipeline(tools, stages=[Named(), Named()], loss_fn=named_loss)
+    own.step({"x": torch.ones(8, 6)}, torch.ones(8, 6))
+    with pytest.raises(PipelineError, match="batch has 8 samples and targets has 6"):
+        own.step({"x": torch.ones(8, 6)}, torch.ones(6, 6))
+
+
+@pytest.mark.parametrize("counted", [1.5, -1, torch.tensor(2.5), float("inf"), torch.ones(2)])
+def test_a_count_that_is_no_whole_number_is_refused(tools, counted):
+    """It was cut to one, and all gradients scaled by another number."""
+    x = torch.ones(8, 6)
+    with pytest.raises(PipelineError, match=r"count gives .*no number of losses\nhint: "):
+        pipeline(tools, count=lambda _: counted).step(x, x)
+    whole = pipeline(tools, count=lambda target: torch.tensor(float(target.numel())))
+    assert torch.equal(whole.step(x, x).loss, pipeline(tools).step(x, x).loss)
+
+
+def test_a_norm_below_zero_is_refused(tools):
+    for bound in (-1.0, float("nan")):
+        with pytest.raises(ValueError, match=r"max_norm=.*at least 0\nhint: "):
+            pipeline(tools).clip_grad_norm(bound)
+
+
+def test_a_chunk_that_writes_to_what_the_stage_before_keeps(tools):
+    """Autograd guards what wants a gradient; a mask it does not."""
+    stages = [Named(), Named(writes=True)]
+    with pytest.raises(BoundaryError, match="rank 1, 1F0: the chunk wrote to its input"):
+        pipeline(tools, stages=stages, loss_fn=named_loss).step(torch.ones(8, 6), torch.ones(8, 6))
+
+
+def test_equal_shapes_agree_however_they_are_written():
+    for ways in (
+        [(2, 6), [2, 6], torch.Size((2, 6))],
+        [[(2, 6)] * 3, [[2, 6]] * 3, lambda *_: torch.Size((2, 6))],
+    ):
+        assert len({Boundary(way).describe(2, 3) for way in ways}) == 1
+    assert Boundary([(2, 6), (2, 5), (2, 6)]).describe(2, 3) != Boundary((2, 6)).describe(2, 3)

@@ -151,3 +151,13 @@ def test_weight_halves_wait_for_their_turn(tools, schedule, pp, vp, kept):
     masked = sum(int(plan.recompute_mask(rank).sum()) for rank in range(pp))
     assert masked > 0
     assert sum(stage.calls for stage in stages) == 6 * pp * vp + masked
+
+
+def test_a_forward_with_a_backward_of_its_own_is_refused():
+    def slope(x):
+        with torch.enable_grad():
+            (gradient,) = torch.autograd.grad(x.tanh().sum(), x, create_graph=True)
+        return gradient
+
+    with pytest.raises(PipelineError, match="a recomputed forward runs a backward of its own"):
+        recomputed(slope, torch.ones(2, requires_grad=True))

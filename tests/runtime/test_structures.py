@@ -292,3 +292,17 @@ def test_any_module_is_a_chunk(tools, schedule, kind):
     tools.assert_same_gradients(stages, true)
     squares = sum(p.grad.square().sum() for stage in true for p in stage.parameters())
     assert float(pipeline.clip_grad_norm(1e9)) == pytest.approx(float(squares.sqrt()), rel=1e-5)
+
+
+def test_conjugates_and_negatives_are_sent_as_they_read():
+    """Both may be a mark on memory that holds something else."""
+    z = torch.randn(1, 1, dtype=torch.complex64)
+    (out,) = from_message(to_message((z.conj(),)))
+    assert torch.equal(out, z.conj())
+    negative = z.conj().imag  # contiguous, as it has one element
+    assert negative.is_neg()
+    assert torch.equal(from_message(to_message([negative]))[0], negative)
+    odd = torch.arange(6.0).view(2, 3).t()[:1, :1]  # one element, strides 1 and 3
+    assert torch.equal(from_message(to_message([odd]))[0], odd)
+    assert not to_message(negative).is_neg()
+    assert torch.equal(to_message(negative), negative)

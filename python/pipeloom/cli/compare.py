@@ -1,7 +1,8 @@
 """`pipeloom compare`: schedules side by side.
 
 Costs are those of one rank's whole share of the model, so that schedules with different numbers of
-chunks run the same model: with `vp` chunks each takes a `vp`-th of them.
+chunks run the same model: with `vp` chunks each takes a `vp`-th of them, and with `k` pieces of a
+sequence each piece a `k`-th.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ EXAMPLES = """\
   pipeloom compare --all --pp 8 --vp 2 -m 32 --memory-limit 9
   pipeloom compare 1f1b zb_h1 --pp 4 -m 8 --html both.html --svg both.svg
 
-Costs are of one rank's whole share of the model: a schedule with vp chunks has a vp-th each.
+Costs are of one rank's whole share of the model and a whole microbatch: each of vp chunks has a
+vp-th, each of k pieces of a sequence a k-th.
 """
 
 # Costs of a stage: a chunk of 1/vp of the rank's layers has 1/vp of them.
@@ -41,6 +43,8 @@ _SHARED = (
     "memory_backward_input",
     "memory_backward_weight",
 )
+# Costs of what passes between stages: a piece of a sequence has its part of them, a chunk all.
+_OF_BOUNDARIES = ("boundary_bytes", "memory_recompute")
 _LISTED_RANKS = 16
 _DEFAULTS = {
     "forward": 1,
@@ -76,8 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print one row a schedule, fastest first; those that can't make the shape come last."""
     known = {schedule.name: schedule for schedule in pl.schedules()}
     for name in arguments.schedule:
-        if name not in known:
-            raise pl.ConfigError(f"schedule {name!r} is unknown\nhint: one of {', '.join(known)}")
+        options.refuse_unknown(name)
     shape = options.shape_of(arguments)
     values = _DEFAULTS | options.cost_values(arguments)
     for name in _SHARED:
@@ -136,7 +139,9 @@ def _simulated(schedule: pl.Schedule, shape: dict[str, Any], values: dict[str, A
         own.pop("vp", None)
     try:
         plan = pl.plan(schedule.name, **own)
-        return _Entry(schedule.name, plan.simulate(pl.Costs(**_share(values, plan.vp))))
+        return _Entry(
+            schedule.name, plan.simulate(pl.Costs(**_share(values, plan.vp, plan.num_seq_pieces)))
+        )
     except pl.PlanError as error:
         reason, _, _ = str(error).partition("\n")
         return _Entry(schedule.name, None, reason)
@@ -162,7 +167,8 @@ def _within(entry: _Entry, limits: list[float] | None) -> _Entry:
     for rank, limit in enumerate(limits):
         peak = entry.timeline.peak_memory(rank)
         if peak > limit:
-            reason = f"rank {rank} needs {peak:g} of memory, above the limit of {limit:g}"
+            needed, most = options.number(peak), options.number(limit)
+            reason = f"rank {rank} needs {needed} of memory, above the limit of {most}"
             return _Entry(entry.name, None, reason)
     return entry
 
@@ -199,15 +205,18 @@ def _num_transfers(plan: pl.Plan) -> int:
     return crossings * units * (1 if plan.forward_only else 2)
 
 
-def _share(values: dict[str, Any], chunks: int) -> dict[str, Any]:
-    """Give a chunk its part of the costs, exactly where that is a whole number."""
+def _share(values: dict[str, Any], chunks: int, pieces: int) -> dict[str, Any]:
+    """Give a piece on a chunk its part of the costs, exactly where that is a whole number."""
 
-    def part(value: float) -> float:
-        exact = Fraction(value) / chunks
+    def part(value: Any, parts: int) -> Any:
+        if isinstance(value, list):
+            return [part(one, parts) for one in value]
+        exact = Fraction(value) / parts
         return exact.numerator if exact.denominator == 1 else float(exact)
 
+    parts = dict.fromkeys(_SHARED, chunks * pieces) | dict.fromkeys(_OF_BOUNDARIES, pieces)
     return {
-        name: part(value) if name in _SHARED and value is not None else value
+        name: part(value, parts[name]) if name in parts and value is not None else value
         for name, value in values.items()
     }
 
@@ -219,8 +228,8 @@ def _print(rows: list[dict[str, Any]]) -> None:
         (
             row["schedule"],
             str(row["vp"]),
-            f"{row['makespan']:g}",
-            f"{row['span']:g}",
+            options.number(row["makespan"]),
+            options.number(row["span"]),
             f"{row['bubble_ratio']:.1%}",
             f"{row['gap']:.1%}",
             str(row["transfers"]),
@@ -238,5 +247,5 @@ def _print(rows: list[dict[str, Any]]) -> None:
 
 def _peaks(peaks: list[float]) -> str:
     if len(peaks) <= _LISTED_RANKS:
-        return " ".join(f"{peak:g}" for peak in peaks)
-    return f"{min(peaks):g} to {max(peaks):g} a rank"
+        return " ".join(options.number(peak) for peak in peaks)
+    return f"{options.number(min(peaks))} to {options.number(max(peaks))} a rank"

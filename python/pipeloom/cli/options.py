@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,11 +25,14 @@ __all__ = [
     "cost",
     "cost_values",
     "costs_of",
+    "digits_for",
     "naming",
+    "number",
     "plan_of",
     "plans_for_costs",
     "print_json",
     "read_plan",
+    "refuse_unknown",
     "shape_of",
     "table",
     "write",
@@ -207,12 +211,25 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
                 )
         plan = read_plan(arguments.plan)
     else:
+        refuse_unknown(arguments.schedule)
         plan = pl.plan(arguments.schedule, **shape_of(arguments), **_fitting(arguments))
     style = getattr(arguments, "lower", None)
     if style is None:
         return plan
     given = {"backend": arguments.backend, "prefetch": arguments.prefetch}
     return plan.lower(style, **{name: value for name, value in given.items() if value is not None})
+
+
+def refuse_unknown(schedule: str) -> None:
+    """Say that a schedule is unknown before anything else is asked for.
+
+    Raises:
+        ConfigError: There is none of this name.
+    """
+    known = [row.name for row in pl.schedules()]
+    if schedule not in known:
+        hint = f"one of {', '.join(known)}; a file goes by --plan"
+        raise pl.ConfigError(f"schedule {schedule!r} is unknown\nhint: {hint}")
 
 
 def _fitting(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -344,6 +361,28 @@ def write_png(path: Path, what: Any, **settings: Any) -> None:
 def print_json(value: object) -> None:
     """Print a value as JSON, keys in the order of insertion."""
     print(json.dumps(value, indent=2))
+
+
+def digits_for(largest: float) -> int:
+    """Digits after the point that tell numbers up to `largest` apart: six that count in all."""
+    if not largest or not math.isfinite(largest):
+        return 0
+    return max(0, 5 - math.floor(math.log10(abs(largest))))
+
+
+def number(value: float, digits: int | None = None) -> str:
+    """A number in plain digits, never as 1e+06, without zeros at its end.
+
+    Args:
+        value: The number.
+        digits: Most digits after the point. None: six that count in all.
+
+    Examples:
+        >>> number(25061700.0), number(0.00647068), number(2 / 3), number(4.0)
+        ('25061700', '0.00647068', '0.666667', '4')
+    """
+    text = f"{value:.{digits_for(value) if digits is None else digits}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def table(rows: Iterable[tuple[str, ...]], *, right: Iterable[int] = ()) -> str:

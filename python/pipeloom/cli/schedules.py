@@ -32,8 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     schedules = pl.schedules()
     known = {schedule.name: schedule for schedule in schedules}
     for name in arguments.name:
-        if name not in known:
-            raise pl.ConfigError(f"schedule {name!r} is unknown\nhint: one of {', '.join(known)}")
+        options.refuse_unknown(name)
     chosen = [known[name] for name in arguments.name] or schedules
     if arguments.json:
         options.print_json([schedule._asdict() for schedule in chosen])

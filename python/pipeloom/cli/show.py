@@ -116,7 +116,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _names_a_run(word: str | None) -> bool:
     """Say whether the first word is a run's folder or profile, not a schedule."""
-    return word is not None and (Path(word).is_dir() or word.endswith(".json"))
+    if word is None:
+        return False
+    return Path(word).is_dir() or word.endswith(".json") or len(Path(word).parts) > 1
 
 
 def _ranks(text: str | None) -> tuple[int, int] | None:

@@ -71,7 +71,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _print_differences(profile: Profile, planned: Timeline, ops: list[OpTimes]) -> None:
     measured = profile.drawing().extent[1]
     difference = measured / planned.makespan - 1
-    print(f"\nstep: planned {planned.makespan:.4g} ms, ran {measured:.4g} ms ({difference:+.1%})")
+    times = [options.number(time) for time in (planned.makespan, measured)]
+    print(f"\nstep: planned {times[0]} ms, ran {times[1]} ms ({difference:+.1%})")
     late = sorted(ops, key=lambda op: op.late, reverse=True)[:_MOST_LATE]
     rows = [("OP", "RANK", "PLANNED START", "RAN AT", "LATE", "LONGER")]
     rows += [

@@ -74,10 +74,10 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     print(repr(plan))
     facts = [
-        ("makespan", f"{timeline.makespan:g}", "first start to last end"),
-        ("span", f"{timeline.span:g}", "the longest of one rank"),
+        ("makespan", options.number(timeline.makespan), "first start to last end"),
+        ("span", options.number(timeline.span), "the longest of one rank"),
         ("bubble", f"{timeline.bubble_ratio:.1%}", "of the makespan, on the busiest rank"),
-        ("lower bound", f"{timeline.lower_bound:g}", "no order of these ops is faster"),
+        ("lower bound", options.number(timeline.lower_bound), "no order of these ops is faster"),
         ("gap", f"{timeline.gap:.1%}", "of the makespan above the lower bound"),
     ]
     print(options.table(facts, right=[1]))
@@ -85,9 +85,9 @@ def run(arguments: argparse.Namespace) -> int:
         ("RANK", "BUBBLE", "WARM-UP", "STEADY", "COOL-DOWN", "TRANSFER", "PEAK MEMORY")
     ]
     for rank in range(plan.pp):
-        parts = [f"{part:g}" for part in timeline.bubble_parts(rank).values()]
+        parts = [options.number(part) for part in timeline.bubble_parts(rank).values()]
         bubble = f"{timeline.bubble(rank):.1%}"
-        ranks.append((str(rank), bubble, *parts, f"{timeline.peak_memory(rank):g}"))
+        ranks.append((str(rank), bubble, *parts, options.number(timeline.peak_memory(rank))))
     print()
     print(options.table(ranks, right=range(7)))
     return 0

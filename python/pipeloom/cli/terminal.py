@@ -75,6 +75,7 @@ def print_waits(
         ranks: The part of the ranks.
     """
     peaks, idle = drawing.memory_peaks, drawing.idle_percent
+    digits = options.digits_for(drawing.extent[1])
     rows: list[tuple[str, ...]] = [("RANK", "IDLE", "PEAK MEMORY", "LONGEST WAIT")]
     waits = drawing.longest_waits((*window, ranks))
     # The sort is stable: of ranks that idle as long the first are listed.
@@ -83,7 +84,8 @@ def print_waits(
         story = "-"
         if wait is not None:
             _, start, end, reason, _ = wait
-            story = f"{end - start:.4g} ({start:.4g} to {end:.4g}): {reason}"
+            times = [options.number(time, digits) for time in (end - start, start, end)]
+            story = f"{times[0]} ({times[1]} to {times[2]}): {reason}"
         rows.append((str(rank), f"{idle[rank]}%", peaks[rank] if peaks else "-", story))
     if not peaks:
         rows = [(rank, share, story) for rank, share, _, story in rows]

@@ -46,6 +46,12 @@ class Panel {
   x(ticks) { return LEFT + ((ticks / this.plan.unit - view.from) / (view.to - view.from)) * this.width; }
   time(x) { return view.from + ((x - LEFT) / this.width) * (view.to - view.from); }
 
+  /** The stretch of the row that the plan's time takes, in pixels. */
+  get stretch() {
+    const left = Math.max(this.x(this.plan.begin), LEFT), right = Math.min(this.x(this.plan.end), LEFT + this.width);
+    return [left, Math.max(right - left, 0)];
+  }
+
   get height() { return this.count * this.pitch + AXIS; }
 
   draw() {
@@ -73,7 +79,8 @@ class Panel {
     pen.textAlign = "right";
     pen.fillText(`rank ${rank}`, LEFT - 6, y + row / 2);
     pen.fillStyle = this.inks.idle;
-    pen.fillRect(LEFT, y, this.width, row);
+    const [idleFrom, idleFor] = this.stretch;
+    pen.fillRect(idleFrom, y, idleFor, row);
     pen.save();
     pen.beginPath();
     pen.rect(LEFT, y - 1, this.width, this.pitch + 1);
@@ -153,6 +160,7 @@ class Panel {
       for (; i < lane.memory.length && this.x(lane.memoryAt[i]) < x + 0.5; i++)
         most = Math.max(most, (level = lane.memory[i]));
       pen.lineTo(x, high(most));
+      pen.lineTo(x, high(level));
     }
     pen.lineTo(ends, high(level));
     pen.lineTo(ends, bottom);
@@ -198,7 +206,8 @@ class Panel {
       pen.moveTo(x, y);
       pen.lineTo(x, y + 4);
       pen.stroke();
-      pen.fillText(String(+mark.toPrecision(10)), x, y + 12);
+      const name = String(+mark.toPrecision(10)), half = pen.measureText(name).width / 2;
+      pen.fillText(name, Math.min(x, LEFT + this.width + 4 - half), y + 12);
     }
   }
 
@@ -326,13 +335,24 @@ function legend() {
     const item = document.createElement("span");
     for (const fill of kind.computes ? kind.fill.slice(0, 8) : kind.fill.slice(0, 1))
       item.append(Object.assign(document.createElement("i"), { style: `background:${fill}` }));
-    const chunks = kind.fill.length > 1 && kind.computes ? `, chunks 0 to ${kind.fill.length - 1}` : "";
-    item.append(` ${kind.letter} ${kind.name}${chunks}`);
+    const shades = kind.computes ? shadesOf(kind.fill.length) : "";
+    item.append(` ${kind.letter} ${kind.name}${shades && `, ${shades}`}`);
     byId("legend").append(item);
   });
   const idle = document.createElement("span");
   idle.append(Object.assign(document.createElement("i"), { style: "background:var(--idle)" }), " idle");
   byId("legend").append(idle);
+  const told = [plans.every((plan) => plan.pieces === 1) && plans[0].numbers];
+  const dashes = plans.find((plan) => plan.recomputed)?.recomputed;
+  told.push(dashes && `dashes: ${dashes}`);
+  for (const words of told.filter(Boolean))
+    byId("legend").append(Object.assign(document.createElement("span"), { textContent: words }));
+}
+
+/** What so many shades mean: in each plan that has them. */
+function shadesOf(count) {
+  const all = plans.filter((plan) => plan.kinds[0].fill.length === count).map((plan) => plan.shades);
+  return [...new Set(all)].filter(Boolean).join(" or ");
 }
 
 const panels = plans.map((plan) => new Panel(plan));

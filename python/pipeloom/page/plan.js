@@ -35,6 +35,7 @@ class Plan {
       this.facts["peak memory"] = peaks(this.ranks.map((lane) => lane.peakMemory / this.memoryUnit));
     const idle = this.ranks.map((lane) => percent(1 - lane.work / makespan));
     if (idle.length <= 16) this.facts.idle = idle.join(" ");
+    if (this.pieces > 1) this.facts.numbers = this.numbers.replace("numbers: ", "");
     Object.assign(this.facts, entry.facts);
   }
 
@@ -42,6 +43,12 @@ class Plan {
   key(kind, stage, microbatch) {
     const family = kind === 2 ? 1 : kind;
     return (family * this.chunkOfStage.length + stage) * this.units + microbatch;
+  }
+
+  /** A unit in words: its microbatch, and its piece where sequences are cut. */
+  unitName(unit) {
+    if (this.pieces === 1) return `microbatch ${unit}`;
+    return `microbatch ${Math.floor(unit / this.pieces)}, piece ${unit % this.pieces}`;
   }
 
   opName(rank, at) {
@@ -70,6 +77,12 @@ class Plan {
     return found;
   }
 
+  /** The ops that start with this one: an overlapped pair starts when both have what they need. */
+  pair(rank, at) {
+    const half = this.ranks[rank].half[at];
+    return half === 0 ? [at] : half === 1 ? [at, at + 1] : [at - 1, at];
+  }
+
   /** The need that ends last. */
   lastOf(needed) {
     return needed.reduce((a, b) => (!a || this.ranks[b[0]].end[b[1]] > this.ranks[a[0]].end[a[1]] ? b : a), null);
@@ -82,9 +95,8 @@ class Plan {
     const next = firstAfter(places.length, (i) => lane.start[places[i]] > ticks);
     const free = next > 0 ? Math.max(lane.end[places[next - 1]], next > 1 ? lane.end[places[next - 2]] : 0) : this.begin;
     if (next === places.length) return `rank ${rank} idle from ${time(free)} to ${time(this.end)}: done`;
-    const at = places[next], pair = lane.half[at] === 1 ? this.needs(rank, at + 1) : [];
-    // An overlapped pair starts when both of its inputs are there.
-    const last = this.lastOf([...this.needs(rank, at), ...pair].filter((need) => need[0] !== rank || need[2] === ""));
+    const at = places[next], needed = this.pair(rank, at).flatMap((op) => this.needs(rank, op));
+    const last = this.lastOf(needed.filter((need) => need[0] !== rank || need[2] === ""));
     const why = last && last[0] !== rank ? ` waits for ${this.opName(last[0], last[1])} ${last[2]}` : "";
     return `rank ${rank} idle from ${time(free)} to ${time(lane.start[at])}:${why} before ${this.opName(rank, at)}`;
   }
@@ -94,11 +106,11 @@ class Plan {
     const lane = this.ranks[rank], kind = this.kinds[lane.kind[at]];
     const [start, end] = [lane.start[at], lane.end[at]], time = (ticks) => text(ticks / this.unit);
     const lines = [
-      `${this.opName(rank, at)}: ${kind.name} of microbatch ${lane.microbatch[at]}, stage ${lane.stage[at]}, rank ${rank}`,
+      `${this.opName(rank, at)}: ${kind.name} of ${this.unitName(lane.microbatch[at])}, stage ${lane.stage[at]}, rank ${rank}`,
       `start ${time(start)}, end ${time(end)}, takes ${time(end - start)}${lane.recompute[at] ? ", recomputed" : ""}`,
     ];
     if (!kind.computes) return lines;
-    const needed = this.needs(rank, at);
+    const needed = this.pair(rank, at).flatMap((op) => this.needs(rank, op));
     const last = this.lastOf(needed);
     const own = needed.find((need) => need[2].startsWith("before"));
     const idle = start - (own ? lane.end[own[1]] : this.begin);

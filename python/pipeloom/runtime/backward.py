@@ -130,7 +130,7 @@ class SplitBackward:
         self._inputs = tuple(inputs)
         self._whole_first = whole_first
         self._gradients: tuple[Tensor, ...] = ()  # of the edges left for `W` to run in full
-        self._parts: list[tuple[Node, list[Tensor], list[Tensor | None]]] = []
+        self._parts: list[tuple[Node, list[Tensor], _Noted]] = []
 
     def input_half(self, gradients: Sequence[Tensor]) -> None:
         """Run `I`: add the gradients of the stage's inputs.
@@ -149,35 +149,51 @@ class SplitBackward:
             full_backward(edges, gradients)
             self._edges = ()
             return
-        hooks = []
         for node, parameters in cuts.nodes if cuts is not None else ():
-            incoming: list[Tensor | None] = []
-            self._parts.append((node, parameters, incoming))
-            hooks.append(node.register_prehook(incoming.extend))
+            noted = _Noted()
+            self._parts.append((node, parameters, noted))
+            node.register_prehook(noted)
         now: list[tuple[GradientEdge, Tensor]] = []
         later: list[tuple[GradientEdge, Tensor]] = []
         for edge, gradient in zip(edges, gradients, strict=True):
             leads = cuts is not None and cuts.leads[edge.node]
             (now if leads else later).append((edge, gradient))
-        try:
-            if now:
-                _run_engine(*zip(*now, strict=True), True, False, inputs, True, True)
-        finally:
-            for hook in hooks:
-                hook.remove()
+        if now:
+            _run_engine(*zip(*now, strict=True), True, False, inputs, True, True)
         self._edges = tuple(edge for edge, _ in later)
         self._gradients = tuple(gradient for _, gradient in later)
 
     def weight_half(self) -> None:
         """Run `W`: add the gradients of the parameters."""
         full_backward(self._edges, self._gradients)
-        for node, parameters, incoming in self._parts:
-            found = [(GradientEdge(node, n), g) for n, g in enumerate(incoming) if g is not None]
+        for node, parameters, noted in self._parts:
+            found = [
+                (GradientEdge(node, n), g) for n, g in enumerate(noted.gradients) if g is not None
+            ]
             if found:
                 edges, gradients = zip(*found, strict=True)
                 _run_engine(edges, gradients, False, False, tuple(parameters), True, True)
         self._edges = self._gradients = ()
         self._parts = []
+
+
+class _Noted:
+    """What flows into a node: noted at its first run, and given to it once more at the second.
+
+    It is the node's last hook before a run. Hooks of the caller's, on the node or on a tensor that
+    it made, come before it in both runs; what they make of the gradient counts once.
+    """
+
+    __slots__ = ("gradients",)
+
+    def __init__(self) -> None:
+        self.gradients: tuple[Tensor | None, ...] = ()
+
+    def __call__(self, gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
+        if self.gradients:
+            return self.gradients
+        self.gradients = gradients
+        return None
 
 
 class _Cuts(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -13,7 +13,7 @@ from pipeloom.runtime.errors import PipelineError, with_hint
 from pipeloom.runtime.structure import leaves_of, map_leaves
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
 __all__ = ["piece_sizes", "require_pairs", "split_batch", "split_named", "split_sequences"]
 
@@ -80,7 +80,7 @@ def require_pairs(batch: Any, targets: Any, num_microbatches: int) -> None:
     """Refuse a batch and targets that would be cut apart: their rows belong together.
 
     Args:
-        batch: What `split_batch` cut, if it is a tensor; else nothing is compared.
+        batch: What `split_batch` cut: a tensor or a dict; of lists nothing is compared.
         targets: Likewise. It may have several rows for each of the batch's, as flattened labels
             have.
         num_microbatches: Into how many both are cut.
@@ -88,9 +88,9 @@ def require_pairs(batch: Any, targets: Any, num_microbatches: int) -> None:
     Raises:
         PipelineError: Microbatch n of the targets does not belong to that of the batch.
     """
-    if not (isinstance(batch, Tensor) and isinstance(targets, Tensor)):
+    rows, goals = _rows(batch), _rows(targets)
+    if rows is None or goals is None:
         return
-    rows, goals = len(batch), len(targets)
     even = rows % num_microbatches == 0 and goals % num_microbatches == 0
     if rows != goals and not even:
         raise PipelineError(
@@ -100,6 +100,14 @@ def require_pairs(batch: Any, targets: Any, num_microbatches: int) -> None:
                 "give one target a sample, or lists of one entry a microbatch",
             )
         )
+
+
+def _rows(value: Any) -> int | None:
+    """How many rows `split_batch` cuts; None if it cuts none."""
+    if isinstance(value, Tensor):
+        return len(value)
+    leaves = leaves_of(value) if isinstance(value, dict) else []
+    return len(leaves[0]) if leaves else None
 
 
 def split_named(
@@ -116,6 +124,13 @@ def split_named(
         >>> split_named({"position": [0, 5], "causal": True}, 2, "inputs")
         [{'position': 0, 'causal': True}, {'position': 5, 'causal': True}]
     """
+    if not isinstance(values, Mapping):
+        raise PipelineError(
+            with_hint(
+                f"{name} is of type {type(values).__name__}",
+                "give a dict from the chunk's argument names to their values",
+            )
+        )
     parts: list[dict[str, Any]] = [{} for _ in range(num_microbatches)]
     for key, value in values.items():
         if isinstance(value, Tensor | dict | list | tuple):

@@ -53,6 +53,15 @@ def place_chunks(
         for rank in ranks
     }
     if isinstance(chunks, Mapping):
+        strangers = sorted(set(chunks) - set(range(plan.pp)), key=repr)
+        if strangers:
+            raise PipelineError(
+                with_hint(
+                    f"chunks has modules for {strangers}, but the plan's ranks are 0 to "
+                    f"{plan.pp - 1}",
+                    "give a mapping from rank to its list of chunks",
+                )
+            )
         placed = {rank: list(chunks.get(rank, ())) for rank in ranks}
     elif len(chunks) == len(stages):
         placed = {rank: [nn.Identity()] * counts[rank] for rank in ranks}

@@ -12,14 +12,24 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch.distributed as dist
 
+from pipeloom.runtime.errors import (
+    PeerLost,
+    PipelineTimeout,
+    TransferBroken,
+    TransferTimeout,
+    with_hint,
+)
+from pipeloom.runtime.lanes import complete
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from types import TracebackType
 
-    from torch import nn
+    from torch import Tensor, nn
+    from torch.distributed import ProcessGroup
     from torch.nn import Parameter
 
-__all__ = ["ChunkReduction"]
+__all__ = ["ChunkReduction", "sum_tokens"]
 
 
 class ChunkReduction:
@@ -29,6 +39,7 @@ class ChunkReduction:
 
     Args:
         models: Each rank's chunks, wrapped or not.
+        limit_s: Of the wait for DDP's reductions, in seconds. 0: the group's own.
 
     Examples:
         >>> import torch
@@ -38,7 +49,8 @@ class ChunkReduction:
         []
     """
 
-    def __init__(self, models: Mapping[int, Sequence[nn.Module]]) -> None:
+    def __init__(self, models: Mapping[int, Sequence[nn.Module]], *, limit_s: float = 0.0) -> None:
+        self._limit_s = limit_s
         self._replicated: dict[tuple[int, int], list[Any]] = {}
         self._sharded: dict[tuple[int, int], list[Any]] = {}
         self._works: list[Any] = []
@@ -107,9 +119,43 @@ class ChunkReduction:
     ) -> None:
         if kind is None:
             for work in self._works:
-                work.wait()
+                _wait(work, self._limit_s, "the gradients")
         self._works.clear()
         self._stack.close()
+
+
+def sum_tokens(tokens: Tensor, group: ProcessGroup, limit_s: float) -> None:
+    """Sum counts of tokens over data-parallel ranks, in place.
+
+    Args:
+        tokens: One number.
+        group: The ranks.
+        limit_s: In seconds. 0: the group's own.
+
+    Raises:
+        PipelineTimeout: Not all ranks came within the limit.
+        PeerLost: One of them is gone.
+    """
+    work = dist.all_reduce(tokens, group=group, async_op=True)
+    _wait(work, limit_s, "the tokens")
+
+
+def _wait(work: Any, limit_s: float, what: str) -> None:
+    """Wait for a reduction over data-parallel ranks, but not longer than for pipeline ranks."""
+    try:
+        if limit_s:
+            complete(work, limit_s, polls=False)
+        else:
+            work.wait()
+    except (TransferTimeout, TransferBroken) as error:
+        kind = PipelineTimeout if isinstance(error, TransferTimeout) else PeerLost
+        raise kind(
+            with_hint(
+                f"summing {what} of the step over the data-parallel ranks failed: {error}",
+                "every pipeline of data_parallel_group must run the step: look for the first "
+                "error of the others",
+            )
+        ) from error
 
 
 def _set_last(module: Any, last: bool) -> None:

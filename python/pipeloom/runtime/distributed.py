@@ -98,7 +98,7 @@ class TorchTransport:
         self._broken = False
         self._reaper = Reaper(polls=self._polls)
         self._watchdog = Watchdog(self.board, grace_s=max(1.0, timeout_s / 2))
-        weakref.finalize(self, self._watchdog.close)
+        self._end = weakref.finalize(self, _close, self._watchdog, self._reaper, self._hub)
 
     def _store(self) -> Store:
         """A part of the group's store for this transport alone."""
@@ -194,7 +194,21 @@ class TorchTransport:
                 raise
             self._agreed = own
 
+    def close(self) -> None:
+        """Close connections and end threads. Happens by itself when the transport is dropped.
+
+        Steps are refused from then on. Process groups stay: the caller made the pipeline's.
+        """
+        self._end()
+
     def _require_whole(self) -> None:
+        if not self._end.alive:
+            raise PipelineError(
+                with_hint(
+                    f"rank {self.rank}: the transport is closed",
+                    "make a new TorchTransport, on every rank",
+                )
+            )
         if self._broken:
             raise PipelineError(
                 with_hint(
@@ -205,7 +219,7 @@ class TorchTransport:
 
     def withdraw(self, error: BaseException) -> None:
         """Tell the other ranks, whether they agree now or are in the step already."""
-        if not self._broken:
+        if not self._broken and self._end.alive:
             self._broken = True
             self.board.withdraw(f"{type(error).__name__}: {error}")
             self._hang_up()
@@ -309,6 +323,15 @@ class TorchTransport:
                 with_hint(own + others, "every rank of the pipeline must take part in reductions")
             ) from error
 
+    def __getstate__(self) -> Any:
+        """Refuse copies and pickles: connections belong to this process."""
+        raise TypeError(
+            with_hint(
+                "a TorchTransport can't be copied or pickled",
+                "copy or save the modules; make a transport of its own for another pipeline",
+            )
+        )
+
     def _subgroup(self, members: tuple[int, ...]) -> Any:
         if len(members) == self.pp:
             return self._group
@@ -323,3 +346,10 @@ class TorchTransport:
             backend=dist.get_backend(self._group),
             timeout_s=self.timeout_s,
         )
+
+
+def _close(watchdog: Watchdog, reaper: Reaper, hub: SocketHub | None) -> None:
+    watchdog.close()
+    reaper.close()
+    if hub is not None:
+        hub.close()

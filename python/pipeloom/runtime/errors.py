@@ -48,6 +48,12 @@ def with_hint(message: str, hint: str) -> str:
     return f"{message}\nhint: {hint}"
 
 
+_WRITES = (
+    "a leaf Variable that requires grad is being used in an in-place",
+    "has been modified by an inplace operation",
+)
+
+
 def note_place(error: BaseException, report: str) -> None:
     """Add to an error of the caller's own code where the rank stood, and a hint if we know one.
 
@@ -56,7 +62,7 @@ def note_place(error: BaseException, report: str) -> None:
         report: Where the rank stands.
     """
     error.add_note(report)
-    if "a leaf Variable that requires grad is being used in an in-place" in str(error):
+    if any(text in str(error) for text in _WRITES):
         error.add_note(
             "hint: a chunk may not write to its input; begin with x = x.clone(), or without "
             "inplace=True"

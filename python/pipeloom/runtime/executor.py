@@ -109,7 +109,6 @@ class RankExecutor:
         self._shape_of = options.boundary.lookup()
         self._dtype = options.boundary.dtype
         self._seed: tuple[Tensor, ...] = ()
-        self._compute = self._computations()
         cells = program.num_cells
         # Tables by cell. A slot is emptied by the one op that reads it.
         self._inbox: list[Any] = [None] * cells  # activation, or the receive that brings it
@@ -127,7 +126,7 @@ class RankExecutor:
         shape_of = self._shape_of
         announce = shape_of is None
         inbox, gradients, outbox = self._inbox, self._gradients, self._outbox
-        compute = self._compute
+        compute = self._computations()
         for op in self.program.instructions:
             self.at = op
             action = op.action
@@ -152,7 +151,11 @@ class RankExecutor:
         self.at = None
 
     def _computations(self) -> tuple[_Run, ...]:
-        """What runs each kind of compute op, by action."""
+        """What runs each kind of compute op, by action. To be held while running, not longer.
+
+        They hold the executor: kept in it, it would live until cycles are collected, and the
+        caller's batch with it.
+        """
         runs: list[_Run] = [self._forward, self._backward, self._backward, self._weight_half]
         if self._options.record:
             runs = [partial(self._recorded, run) for run in runs]
@@ -172,13 +175,31 @@ class RankExecutor:
     def _forward(self, op: Instruction, stage_input: Any) -> None:
         if stage_input is not None and self._training:
             self._inputs[op.cell] = _open(stage_input)
+        shared = self._unguarded(stage_input)
         output, loss_func = self._chunk_forward(op.chunk, op.unit, stage_input, op.recompute)
+        if any(leaf._version != version for leaf, version in shared):
+            raise BoundaryError(
+                with_hint(
+                    f"rank {self.rank}, {op.text}: the chunk wrote to its input, which belongs to "
+                    "the stage before",
+                    "begin with x = x.clone()",
+                )
+            )
         if op.inner_end:
             self._take_loss(op, output, loss_func)
         elif op.hand_to >= 0:
             self._inbox[op.hand_to] = self._hand_over(op, output)
         else:
             self._outbox[op.cell] = self._hand_over(op, output)
+
+    def _unguarded(self, stage_input: Any) -> list[tuple[Tensor, int]]:
+        """Leaves that autograd lets a chunk write to, with their versions.
+
+        In one process they are the other stage's own memory, such as a mask that it keeps.
+        """
+        if is_plain(stage_input) or not self._training or stage_input is None:
+            return []
+        return [(x, x._version) for x in leaves_of(stage_input) if not x.requires_grad]
 
     def _hand_over(self, op: Instruction, output: Any) -> Any:
         """Keep the output's place in the graph; give what the next stage gets."""
@@ -308,7 +329,7 @@ class RankExecutor:
                 f"rank {self.rank}, {op.text}: the output has shape {tuple(output.shape)}, "
                 f"{output.dtype}, but the agreed boundary is {expected}",
                 "give the boundary's true shape and dtype, one shape a microbatch if they differ, "
-                "or variable_shapes=True to send shapes with the data",
+                "or none (boundary_shape=None, variable_shapes=True) to send it with the data",
             )
         )
 

@@ -201,6 +201,10 @@ def clip_grad_norm(
         >>> round(b.grad.item(), 4)
         0.8
     """
+    if not max_norm >= 0:
+        raise ValueError(
+            with_hint(f"max_norm={max_norm}, but must be at least 0", "give max_norm=1.0")
+        )
     own = {rank: list(params) for rank, params in parameters.items()}
     norm = grad_norm(own, transport, tied=tied)
     factor = max_norm / (float(norm) + 1e-6)

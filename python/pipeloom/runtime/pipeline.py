@@ -16,6 +16,7 @@ from pipeloom.runtime.batches import (
     split_sequences,
 )
 from pipeloom.runtime.chunks import place_chunks
+from pipeloom.runtime.data_parallel import sum_tokens
 from pipeloom.runtime.errors import PipelineError, with_hint
 from pipeloom.runtime.evaluation import evaluation_plan
 from pipeloom.runtime.executor import ForwardFn, LossFn, StepOptions
@@ -215,8 +216,9 @@ class Pipeline:
                 plan = evaluation_plan(plan, num_microbatches)
             compiled = self._compile(plan, forward_only=True)
             parts, goals = self._parts(compiled, batch, targets, needs_targets=not keep_outputs)
+            loss_scale = self._scale(goals)
         options = StepOptions(
-            loss_scale=self._scale(goals),
+            loss_scale=loss_scale,
             boundary=self.boundary,
             keep_outputs=keep_outputs,
             order=self.order,
@@ -300,13 +302,13 @@ class Pipeline:
         if self.data_parallel_group is not None:
             counts = torch.tensor([total], dtype=torch.int64)
             counts = counts.to(getattr(self.transport, "device", None))
-            torch.distributed.all_reduce(counts, group=self.data_parallel_group)
+            sum_tokens(counts, self.data_parallel_group, self.transport.timeout_s)
             total = int(counts)
         return 1.0 / max(total, 1)
 
     def _count_of(self, target: Any) -> int:
         try:
-            return int(self.count(target))
+            counted = self.count(target)
         except TypeError as error:
             raise PipelineError(
                 with_hint(
@@ -314,6 +316,16 @@ class Pipeline:
                     "pass count=, which takes a target and gives the number of losses in its sum",
                 )
             ) from error
+        number = _whole_number(counted)
+        if number is None:
+            raise PipelineError(
+                with_hint(
+                    f"count gives {counted}, which is no number of losses",
+                    "give a whole number; for weighted losses pass step(..., loss_scale=1 / "
+                    "sum of weights)",
+                )
+            )
+        return number
 
     def _run(
         self,
@@ -333,11 +345,13 @@ class Pipeline:
                         f"number stages from 0 to {len(places) - 1}",
                     )
                 )
-        extras = {}
-        for stage, extra in (stage_inputs or {}).items():
-            name = f"stage_inputs[{stage}]"
-            named = split_named(extra, compiled.num_microbatches, name)
-            extras[stage] = split_sequences(named, compiled.num_seq_pieces, self.sequence_dim, name)
+            extras = {}
+            for stage, extra in (stage_inputs or {}).items():
+                name = f"stage_inputs[{stage}]"
+                named = split_named(extra, compiled.num_microbatches, name)
+                extras[stage] = split_sequences(
+                    named, compiled.num_seq_pieces, self.sequence_dim, name
+                )
         forwards = {}
         for rank, chunks in self.chunks.items():
             own = {place[1]: extras.get(n) for n, place in enumerate(places) if place[0] == rank}
@@ -379,3 +393,12 @@ class Pipeline:
             return output, partial(loss_of, goals[unit])
 
         return forward
+
+
+def _whole_number(value: Any) -> int | None:
+    """A count as an integer; None if it is none."""
+    try:
+        number = int(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        return None
+    return number if number == value and number >= 0 else None

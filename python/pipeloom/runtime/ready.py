@@ -34,7 +34,7 @@ from pipeloom.runtime.program import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from pipeloom.runtime.transport import Channel, Key, RecvHandle
 
@@ -142,6 +142,7 @@ class ReadyExecutor(RankExecutor):
         self._to_post = deque(hint.receives)
         self._to_send = {channel: deque(sends) for channel, sends in hint.sends.items()}
         self._made: set[int] = set()
+        compute = self._computations()
         frontier, impatient, busy_s = 0, -1, 0.0
         while frontier < total:
             while self._to_post and self._to_post[0][0] <= frontier + LOOKAHEAD:
@@ -161,7 +162,7 @@ class ReadyExecutor(RankExecutor):
                     continue
                 index = frontier
             begin = perf_counter()
-            self._run_step(steps[index])
+            self._run_step(steps[index], compute)
             busy_s += perf_counter() - begin
             self._done[index] = True
             if steps[index].live:
@@ -201,12 +202,12 @@ class ReadyExecutor(RankExecutor):
         table = self._inbox if op.reads_inbox else self._gradients
         table[op.cell] = self._transport.recv(op.channel, op.key, shape, self._dtype)  # type: ignore[arg-type]
 
-    def _run_step(self, step: _Step) -> None:
+    def _run_step(self, step: _Step, compute: Sequence[Callable[[Instruction, Any], None]]) -> None:
         op, send = step.op, step.send
         self.at = op
         table = self._inbox if op.reads_inbox else self._gradients
         source, table[op.cell] = table[op.cell], None
-        self._compute[op.action](op, source.take() if op.received else source)
+        compute[op.action](op, source.take() if op.received else source)
         if send is None:
             return
         self._made.add(send.position)

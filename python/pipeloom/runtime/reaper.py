@@ -38,7 +38,7 @@ class Reaper:
     def __init__(self, *, polls: bool) -> None:
         self._polls = polls
         self._held: list[_Send] = []
-        self._batches: queue.SimpleQueue[list[_Send]] | None = None
+        self._batches: queue.SimpleQueue[list[_Send] | None] | None = None
         self._pending = 0
         self._done = threading.Condition()
         self._error: RuntimeError | None = None
@@ -77,10 +77,14 @@ class Reaper:
         held, self._held = self._held, []
         return held
 
+    def close(self) -> None:
+        """End the thread, after what it waits for."""
+        if self._batches is not None:
+            self._batches.put(None)
+
     def _reap(self) -> None:
         assert self._batches is not None
-        while True:
-            batch = self._batches.get()
+        while (batch := self._batches.get()) is not None:
             try:
                 while batch:
                     batch.pop(0).work.wait()

@@ -43,7 +43,9 @@ def recomputed(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
         return function(*args, **named)
     frame = _Frame(function, args, named)
     with saved_tensors_hooks(frame.pack, _unpack):
-        return function(*args, **named)
+        result = function(*args, **named)
+    frame.has_run = True
+    return result
 
 
 class _Saved:
@@ -68,6 +70,7 @@ class _Frame:
     ) -> None:
         self._call: Any = (function, args, named)
         self._places: list[weakref.ref[_Saved]] = []
+        self.has_run = False
         self._random = torch.get_rng_state()
         tensors = [leaf for leaf in tree_leaves((args, named)) if isinstance(leaf, Tensor)]
         self._devices = get_device_states(*tensors)
@@ -85,6 +88,14 @@ class _Frame:
 
     def fill(self) -> None:
         """Run the function again and keep what the graph saves this time."""
+        if not self.has_run:
+            raise PipelineError(
+                with_hint(
+                    "a recomputed forward runs a backward of its own (torch.autograd.grad), which "
+                    "needs what recomputation has dropped",
+                    "leave its forwards out of the mask, or checkpoint parts of the chunk yourself",
+                )
+            )
         function, args, named = self._call
         self._call = None
         found = 0

@@ -69,7 +69,7 @@ class SocketSender:
     def __init__(self, channel: Channel, connection: socket.socket) -> None:
         self.channel = channel
         self._connection = connection
-        self._left: queue.SimpleQueue[tuple[memoryview, ...]] | None = None
+        self._left: queue.SimpleQueue[tuple[memoryview, ...] | None] | None = None
         self._pending = 0
         self._done = threading.Condition()
         self._error: OSError | None = None
@@ -105,8 +105,7 @@ class SocketSender:
 
     def _run(self) -> None:
         assert self._left is not None
-        while True:
-            parts = self._left.get()
+        while (parts := self._left.get()) is not None:
             try:
                 for part in parts:
                     self._connection.sendall(part)
@@ -116,6 +115,11 @@ class SocketSender:
             with self._done:
                 self._pending -= 1
                 self._done.notify_all()
+
+    def close(self) -> None:
+        """End the thread; it holds the connection."""
+        if self._left is not None:
+            self._left.put(None)
 
     def drain(self, limit_s: float) -> None:
         """Wait until all has been handed to the kernel."""
@@ -286,6 +290,7 @@ class SocketHub:
         self._spin_s = 0.0
         self._arrived: dict[Channel, socket.socket] = {}
         self._open: list[socket.socket] = []
+        self._senders: list[SocketSender] = []
 
     def neighbours(self) -> set[int]:
         """The ranks on this host. All ranks must call."""
@@ -325,6 +330,7 @@ class SocketHub:
             for channel in channels
             if channel.source == self._rank
         }
+        self._senders += senders.values()
         receivers = {
             channel: SocketReceiver(channel, self._accept(channel), self._timeout_s, self._spin_s)
             for channel in channels
@@ -374,7 +380,10 @@ class SocketHub:
         return connection
 
     def close(self) -> None:
-        """Close everything, so that peers notice."""
+        """Close everything, so that peers notice, and end what still sends."""
+        for sender in self._senders:
+            sender.close()
+        self._senders.clear()
         for connection in self._open:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pipeloom.runtime.agreement import versions
-from pipeloom.runtime.data_parallel import ChunkReduction
+from pipeloom.runtime.data_parallel import ChunkReduction, sum_tokens
 from pipeloom.runtime.errors import AgreementError, PipelineError, with_hint
 from pipeloom.runtime.executor import Event, ForwardFn, RankExecutor, StepOptions
 from pipeloom.runtime.gradients import GradientStash, reduce_tied_gradients
@@ -117,7 +117,7 @@ def run_step(
             raise PipelineError(
                 with_hint(
                     "a training step needs gradients, but they are disabled here",
-                    "leave torch.no_grad(), or evaluate with forward_only=True",
+                    "leave torch.no_grad(), or evaluate (forward_only=True)",
                 )
             )
         options.boundary.check_count(compiled.num_units)
@@ -138,7 +138,7 @@ def run_step(
     executor = ready if options.order == "ready" else plain
     models = models or {}
     copies = replica_weights(compiled.plan, models) if training and models else []
-    reduction = ChunkReduction(models if training else {})
+    reduction = ChunkReduction(models if training else {}, limit_s=transport.timeout_s)
     options = dataclasses.replace(
         options, on_gradients_ready=_chain(reduction.chunk_ready, options.on_gradients_ready)
     )
@@ -188,7 +188,7 @@ def _counted_scale(
     transport.all_reduce(counts)
     total = next(iter(counts.values()))
     if group is not None:
-        torch.distributed.all_reduce(total, group=group)
+        sum_tokens(total, group, transport.timeout_s)
     return 1.0 / max(float(total), 1.0)
 
 

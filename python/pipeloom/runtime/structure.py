@@ -100,8 +100,7 @@ def to_message(value: Any) -> Tensor:
         (torch.uint8, {'mask': tensor([ True, False]), 'scale': 0.5})
     """
     if is_plain(value):
-        tensor: Tensor = value
-        return tensor
+        return _real(value)
     leaves: list[Tensor] = []
     text = json.dumps(_describe(value, leaves)).encode()
     head = _LENGTH.pack(len(text)) + text
@@ -109,7 +108,9 @@ def to_message(value: Any) -> Tensor:
     start = torch.frombuffer(bytearray(_padded(head)), dtype=torch.uint8).to(device)
     parts = [start]
     for leaf in leaves:
-        data = leaf.detach().contiguous().reshape(-1).view(torch.uint8)
+        data = _real(leaf.detach()).contiguous()
+        # One element counts as contiguous whatever its stride, but `view` reads the stride.
+        data = data.as_strided((data.numel(),), (1,)).view(torch.uint8)
         parts += [data, data.new_zeros(-len(data) % _ALIGNMENT)]
     return torch.cat(parts)
 
@@ -142,6 +143,11 @@ def from_message(message: Tensor) -> Any:
         return data.clone().view(dtype).reshape(shape).requires_grad_(wants_gradient)
 
     return build(json.loads(text))
+
+
+def _real(tensor: Tensor) -> Tensor:
+    """The tensor with its memory as it reads: a conjugate or a negative may be a mark alone."""
+    return tensor.resolve_conj().resolve_neg()
 
 
 def _padded(data: bytes) -> bytes:

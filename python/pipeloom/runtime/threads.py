@@ -110,6 +110,10 @@ class ThreadedTransport(LocalTransport):
         self.torch_threads = torch_threads
         self._inboxes: list[_Inbox] = []
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies begin with empty channels: a step opens its own."""
+        return {**self.__dict__, "_inboxes": []}
+
     def open(self, channels: Iterable[Channel]) -> None:
         """Start with empty channels, also after a step that failed."""
         self._inboxes = [_Inbox() for _ in range(self.pp)]

@@ -86,8 +86,8 @@ class Boundary:
         lookup = self.lookup()
         if lookup is None:
             return f"sent with each message, {self.dtype}"
-        if isinstance(self.shape, tuple) and all(isinstance(size, int) for size in self.shape):
-            return f"{self.shape}, {self.dtype}"
+        if not callable(self.shape) and all(isinstance(size, int) for size in self.shape or ()):
+            return f"{tuple(self.shape or ())}, {self.dtype}"
         shapes = [
             [tuple(lookup(Key(stage, mb))) for mb in range(microbatches)]
             for stage in range(stages - 1)

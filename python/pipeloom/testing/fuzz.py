@@ -128,8 +128,12 @@ def hunt(num_cases: int, start: int, on_case: Callable[[int], None]) -> tuple[Ca
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of ``pipeloom fuzz``."""
-    parser.add_argument("--cases", type=int, default=1000, metavar="N", help="cases to try")
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="same seed, same cases")
+    parser.add_argument(
+        "--cases", type=int, default=1000, metavar="N", help="cases to try (default: 1000)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="S", help="same seed, same cases (default: 0)"
+    )
     parser.add_argument("--replay", metavar="CASE", help="try one case, as a failing run prints it")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--progress", action="store_true", help="show progress on stderr")

@@ -20,10 +20,28 @@ def add_generate_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--checkpoint", required=True, metavar="FOLDER", help="folder of a run or of a checkpoint")
     add("--prompt", default="", metavar="TEXT", help="text to go on from (default: a new document)")
-    add("--max-new-tokens", type=int, default=400, metavar="INT", help="tokens to sample (400)")
-    add("--temperature", type=float, default=0.8, metavar="FLOAT", help="0: the likeliest (0.8)")
-    add("--top-k", type=int, default=40, metavar="INT", help="sample among so many; 0: all (40)")
-    add("--seed", type=int, default=1234, metavar="INT", help="of the samples (1234)")
+    add(
+        "--max-new-tokens",
+        type=int,
+        default=400,
+        metavar="INT",
+        help="tokens to sample (default: 400)",
+    )
+    add(
+        "--temperature",
+        type=float,
+        default=0.8,
+        metavar="FLOAT",
+        help="0: the likeliest (default: 0.8)",
+    )
+    add(
+        "--top-k",
+        type=int,
+        default=40,
+        metavar="INT",
+        help="sample among so many; 0: all (default: 40)",
+    )
+    add("--seed", type=int, default=1234, metavar="INT", help="of the samples (default: 1234)")
     add("--device", choices=("cpu", "cuda"), default="cpu", help="where the model runs")
 
 

@@ -203,7 +203,12 @@ impl Plan {
 
     /// Number of ops of all ranks.
     pub fn total_len(&self) -> u64 {
-        self.shape.ranks().map(|rank| self.len(rank)).sum()
+        let family = self
+            .family
+            .filter(|_| matches!(self.orders, Orders::Closed));
+        family
+            .and_then(|family| family.num_ops(&self.shape, &self.params))
+            .unwrap_or_else(|| self.shape.ranks().map(|rank| self.len(rank)).sum())
     }
 
     /// Number of forwards of a rank before its first backward, by the family's formula; counted

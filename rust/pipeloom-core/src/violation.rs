@@ -17,4 +17,6 @@ pub struct Violation {
     pub message: String,
     /// How to mend it.
     pub hint: String,
+    /// Of a deadlock, where each rank of its cycle stands, this one first; else empty.
+    pub cycle: Vec<(Rank, u64)>,
 }

@@ -88,6 +88,8 @@ fn check(plan: &Plan) {
     let parts: u32 = orders.iter().flatten().map(weight).sum();
     let a_unit = if plan.forward_only() { 1 } else { 3 };
     let stages = shape.stages_per_replica();
+    let ops: usize = orders.iter().map(Vec::len).sum();
+    assert_eq!(plan.total_len(), ops as u64, "{}", plan.describe());
     assert_eq!(
         parts,
         stages * shape.num_units() * a_unit,

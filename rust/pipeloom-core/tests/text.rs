@@ -234,7 +234,7 @@ fn broken_plans_are_refused_with_every_violation() {
     refused("0F0,0W0,0I0", check, &["0W0 stands before 0I0"]);
     refused("0F0,1F0,0B0,1B0", check, &["0B0 stands before 1B0"]);
     refused("0F0,0B0\n0F1,0B1", check, &["stage 0 is on rank 0 already"]);
-    refused("0F0,0B0\n2F0,2B0", check, &["stage 1"]);
+    refused("0F0,0B0\n2F0,2B0", check, &["no rank has an op of stage 1"]);
     refused("0F0,0B0,7F4294967295", check, &["out of proportion"]);
     refused("0F4294967295,0B0", check, &["out of proportion"]);
     // Ranks wait for each other: 1F1 stands behind 1B0, 0B0 behind nothing it can get.
@@ -245,6 +245,42 @@ fn broken_plans_are_refused_with_every_violation() {
     );
     let error = refused("0F0,0B1\n1F0,1B1", check, &[]);
     assert_eq!(error.violations.len(), 4, "{error}");
+}
+
+/// Rule, rank, position and op of each violation.
+fn told(text: &str) -> Vec<(&'static str, u32, u64, String)> {
+    let error = refused(text, ErrorKind::Check, &[]);
+    let told = error.violations.into_iter();
+    told.map(|v| (v.rule, v.rank.0, v.position, v.op)).collect()
+}
+
+#[test]
+fn all_that_leaves_a_plan_without_a_shape_is_a_violation() {
+    let at = |rule, rank, position, op: &str| (rule, rank, position, op.to_owned());
+    assert_eq!(
+        told("0F0,0B0\n3F0,3B0"),
+        [
+            at("exactly_once", 0, 2, "1F0"),
+            at("exactly_once", 0, 2, "2F0")
+        ]
+    );
+    assert_eq!(
+        told("0F0,0B0\n\n1F0,1B0\n0F1"),
+        [at("placement", 1, 0, ""), at("placement", 3, 0, "0F1")]
+    );
+    assert_eq!(
+        told("0F9,0B0,9B0"),
+        [at("placement", 0, 0, "0F9"), at("placement", 0, 2, "9B0")]
+    );
+}
+
+#[test]
+fn a_stray_op_does_not_move_its_stage() {
+    // 1F0 stands on rank 0: that alone is wrong, and what follows from it.
+    let misplaced = told("0F0,1F0,0B0,0F1,0B1\n1B0,1F1,1B1");
+    let first = ("placement", 0, 1, "1F0".to_owned());
+    assert_eq!(misplaced.first(), Some(&first), "{misplaced:?}");
+    assert!(misplaced.iter().all(|(rule, ..)| *rule != "exactly_once"));
 }
 
 #[test]

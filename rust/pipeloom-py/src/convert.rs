@@ -38,14 +38,18 @@ pub(crate) fn integer(name: &str, value: &Bound<'_, PyAny>, low: u32, high: u32)
             u32::try_from(number).map_err(|_| not_an_integer(name, value))
         }
         _ => {
-            let range = if high == u32::MAX {
-                format!("at least {low}")
-            } else {
-                format!("between {low} and {high}")
-            };
             let text = index
                 .str()
                 .map_or_else(|_| "a huge number".to_owned(), |s| s.to_string());
+            let too_low = match index.extract::<i64>() {
+                Ok(number) => number < i64::from(low),
+                Err(_) => text.starts_with('-'),
+            };
+            let range = match (high, too_low) {
+                (u32::MAX, true) => format!("at least {low}"),
+                (u32::MAX, false) => format!("at most {high}"),
+                _ => format!("between {low} and {high}"),
+            };
             let shown: String = text.chars().take(40).collect();
             Err(to_py(Error::config(
                 format!("{name}={shown} is out of range: it must be {range}"),
@@ -160,3 +164,6 @@ pub(crate) fn layout(value: &Bound<'_, PyAny>) -> PyResult<pipeloom_core::layout
         ))),
     }
 }
+
+/// What `__reduce__` returns: a callable that makes the object again, and its arguments.
+pub(crate) type Again<'py, Arguments> = PyResult<(Bound<'py, PyAny>, Arguments)>;

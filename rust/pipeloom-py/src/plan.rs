@@ -15,6 +15,7 @@ use crate::costs::Costs;
 use crate::detach::detach;
 use crate::error::to_py;
 use crate::plan_text;
+use crate::timeline::{Given, Timeline};
 
 /// All ranks' orders of one step.
 #[pyclass(frozen, module = "pipeloom._core")]
@@ -192,11 +193,10 @@ impl Plan {
         costs: Value<'_, '_>,
         semantics: Option<Value<'_, '_>>,
         link_contention: Option<Value<'_, '_>>,
-    ) -> PyResult<crate::timeline::Timeline> {
+    ) -> PyResult<Timeline> {
         let costs = costs.cast::<Costs>().map_err(|_| {
             convert::wrong_type("costs", costs, "pipeloom.Costs", "pipeloom.Costs(...)")
         })?;
-        let costs = costs.get();
         let semantics = match semantics {
             None => Semantics::Buffered,
             Some(name) => {
@@ -204,10 +204,13 @@ impl Plan {
             }
         };
         let link_contention = convert::flag("link_contention", link_contention, false)?;
-        detach(py, || {
-            simulate(&self.0, &costs.0, semantics, link_contention)
-        })
-        .map(crate::timeline::Timeline)
+        let given = Given {
+            costs: costs.clone().unbind(),
+            link_contention,
+        };
+        let costs = &costs.get().0;
+        detach(py, || simulate(&self.0, costs, semantics, link_contention))
+            .map(|timeline| Timeline(timeline, given))
     }
 
     #[pyo3(

@@ -186,7 +186,7 @@ impl Drawing {
     }
 
     /// What pictures outside the core need: (rank, label, fill, ink, start, end, half,
-    /// critical) of each box; half is 0 for a whole row, 1 for its upper and 2 for its lower half.
+    /// critical, recompute) of each box; half is 0 for a whole row, 1 for its upper and 2 for its lower half.
     #[pyo3(signature = (part, /, *, critical_path=false))]
     fn boxes(&self, py: Python<'_>, part: Part, critical_path: bool) -> PyResult<Vec<BoxRow>> {
         let window = self.window(part)?;
@@ -208,9 +208,22 @@ impl Drawing {
                 end,
                 half,
                 painted.critical,
+                painted.recompute,
             )
         };
         Ok(boxes.into_iter().map(row).collect())
+    }
+
+    /// (rank, fill, start, end, whether it sends) of each transfer that takes time.
+    #[pyo3(signature = (part, /))]
+    fn transfers(&self, py: Python<'_>, part: Part) -> PyResult<Vec<TransferRow>> {
+        let window = self.window(part)?;
+        let transfers = detach(py, || boxes::transfers(&self.0, &window))?;
+        let row = |(rank, fill, start, end, sends): boxes::PaintedTransfer| {
+            let (start, end) = (self.time(start), self.time(end));
+            (rank.0, fill.to_string(), start, end, sends)
+        };
+        Ok(transfers.into_iter().map(row).collect())
     }
 
     /// The idle stretches inside a part: (rank, start, end, reason, (op, its rank)); the last
@@ -277,11 +290,24 @@ impl Drawing {
         self.0.memory_meaning()
     }
 
-    /// (name, fill) of each kind of op.
+    /// (name, fills from dark to light) of each kind of op in a part, and what the numbers count.
+    #[pyo3(signature = (part, /))]
+    fn legend(&self, py: Python<'_>, part: Part) -> PyResult<Vec<(String, Vec<String>)>> {
+        let window = self.window(part)?;
+        let rows = detach(py, || boxes::legend(&self.0, &window))?;
+        let named = |fills: Vec<palette::Color>| fills.iter().map(ToString::to_string).collect();
+        let row = |(name, fills)| (name, named(fills));
+        Ok(rows.into_iter().map(row).collect())
+    }
+
+    /// What the dashes of a recomputed op mean; empty if none is.
     #[getter]
-    fn legend(&self) -> Vec<(String, String)> {
-        let rows = boxes::legend(&self.0).into_iter();
-        rows.map(|(name, fill)| (name, fill.to_string())).collect()
+    fn recomputed(&self) -> &'static str {
+        if self.0.recomputes() {
+            render::RECOMPUTED
+        } else {
+            ""
+        }
     }
 
     /// Colours of what is no op.
@@ -322,7 +348,9 @@ impl Drawing {
 }
 
 /// One box of a picture.
-type BoxRow = (u32, String, String, String, f64, f64, u8, bool);
+type BoxRow = (u32, String, String, String, f64, f64, u8, bool, bool);
+/// One transfer of a picture.
+type TransferRow = (u32, String, f64, f64, bool);
 /// One idle stretch.
 type WaitRow = (u32, f64, f64, String, Option<(String, u32)>);
 

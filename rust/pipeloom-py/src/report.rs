@@ -3,10 +3,11 @@
 use pipeloom_core::check;
 use pipeloom_core::error::{Error, Result};
 use pipeloom_core::semantics::Semantics;
+use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
-use crate::convert;
+use crate::convert::{self, Again};
 use crate::detach::detach;
 use crate::error::to_py;
 use crate::plan::Plan;
@@ -59,6 +60,19 @@ impl Report {
 
     fn __str__(&self) -> String {
         self.0.to_string()
+    }
+
+    /// A report is what `Plan.check` returned, so its plan keeps all rules: checking again gives it.
+    fn __reduce__<'py>(&self, py: Python<'py>) -> Again<'py, (Bound<'py, PyAny>,)> {
+        let asked = &self.0.progress;
+        let names = || asked.iter().map(|progress| progress.semantics.name());
+        let semantics = if asked.len() == Semantics::ALL.len() {
+            "all".into_bound_py_any(py)?
+        } else {
+            names().collect::<Vec<_>>().into_bound_py_any(py)?
+        };
+        let check = self.plan().into_bound_py_any(py)?.getattr("check")?;
+        Ok((check, (semantics,)))
     }
 
     fn __repr__(&self) -> String {

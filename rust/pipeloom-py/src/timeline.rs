@@ -4,24 +4,51 @@ use numpy::IntoPyArray;
 use pipeloom_core::cost::Number;
 use pipeloom_core::render::Drawing;
 use pipeloom_core::render::svg::{SvgOptions, svg};
+use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::convert;
-use crate::costs::number_to_py;
+use crate::convert::{self, Again};
+use crate::costs::{Costs, number_to_py};
 use crate::detach::detach;
 use crate::error::to_py;
 use crate::plan::Plan;
 
 /// When each op of a plan runs, in the unit of the costs.
 #[pyclass(frozen, module = "pipeloom._core")]
-pub(crate) struct Timeline(pub(crate) pipeloom_core::simulate::Timeline);
+pub(crate) struct Timeline(
+    pub(crate) pipeloom_core::simulate::Timeline,
+    pub(crate) Given,
+);
+
+/// What `Plan.simulate` was given, beside the plan.
+pub(crate) struct Given {
+    pub(crate) costs: Py<Costs>,
+    pub(crate) link_contention: bool,
+}
 
 #[pymethods]
 impl Timeline {
     #[getter]
     fn plan(&self) -> Plan {
         Plan(self.0.plan().clone())
+    }
+
+    #[getter]
+    fn costs(&self, py: Python<'_>) -> Py<Costs> {
+        self.1.costs.clone_ref(py)
+    }
+
+    #[getter]
+    fn link_contention(&self) -> bool {
+        self.1.link_contention
+    }
+
+    /// Simulating again gives the same: a pickle holds the plan and the costs, not the times.
+    fn __reduce__<'py>(&self, py: Python<'py>) -> Again<'py, (Py<Costs>, &'static str, bool)> {
+        let simulate = self.plan().into_bound_py_any(py)?.getattr("simulate")?;
+        let arguments = (self.costs(py), self.semantics(), self.link_contention());
+        Ok((simulate, arguments))
     }
 
     #[getter]

@@ -35,6 +35,7 @@ pub(super) fn check(plan: &Plan, most: u32) -> Result<Vec<Violation>> {
                     "post receives later (a smaller prefetch), run backwards earlier, or give \
                      max_buffers={needed}"
                 ),
+                cycle: Vec::new(),
             });
         }
     }

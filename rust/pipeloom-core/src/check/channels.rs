@@ -48,6 +48,7 @@ pub(super) fn check(program: &Program<'_>) -> Vec<Violation> {
                      {send_at} there, but {recv} here{more}"
                 ),
                 hint: "both ranks name a channel's tensors in the same order".to_owned(),
+                cycle: Vec::new(),
             });
         }
     }

@@ -185,6 +185,7 @@ fn size(plan: &Plan) -> Vec<Violation> {
             cells / 2
         ),
         hint: "lower num_microbatches, or add the ops".to_owned(),
+        cycle: Vec::new(),
     }]
 }
 

@@ -5,6 +5,7 @@
 //! ends at something that no rank provides, or in a cycle.
 
 use std::fmt::Write as _;
+use std::ops::Range;
 
 use crate::engine::{Engine, NONE, Posted, Program, pair_second};
 use crate::ids::{Rank, Stage};
@@ -29,6 +30,13 @@ struct Wait {
     /// What it waits for, in words.
     wanted: String,
     next: Option<Node>,
+}
+
+impl Wait {
+    fn place(&self) -> (Rank, u64) {
+        let rank = u32::try_from(self.rank).unwrap_or(NONE);
+        (Rank(rank), self.position as u64)
+    }
 }
 
 type Stuck<'a> = Engine<'a, false>;
@@ -81,7 +89,7 @@ pub(super) fn deadlocks(engine: &Stuck<'_>) -> Vec<Deadlock> {
             let message = format!("stuck under {}: {}", engine.semantics, sentence(&wait));
             Deadlock {
                 num_ranks: 0,
-                violation: violation(engine.semantics, &wait, message),
+                violation: violation(engine.semantics, &wait, message, Vec::new()),
             }
         }));
     }
@@ -106,7 +114,12 @@ fn sentence(wait: &Wait) -> String {
     format!("rank {rank}, position {position}: {op} waits for {wanted}")
 }
 
-fn violation(semantics: Semantics, wait: &Wait, message: String) -> Violation {
+fn violation(
+    semantics: Semantics,
+    wait: &Wait,
+    message: String,
+    cycle: Vec<(Rank, u64)>,
+) -> Violation {
     let hint = match semantics {
         // Transfers are made by the plan's own order there: only that can be mended.
         Semantics::Buffered => "move one of these ops to another place on its rank",
@@ -120,11 +133,12 @@ fn violation(semantics: Semantics, wait: &Wait, message: String) -> Violation {
     };
     Violation {
         rule: "progress",
-        rank: Rank(u32::try_from(wait.rank).unwrap_or(NONE)),
+        rank: wait.place().0,
         position: wait.position as u64,
         op: wait.op.to_string(),
         message,
         hint: hint.to_owned(),
+        cycle,
     }
 }
 
@@ -144,11 +158,7 @@ fn cycle(semantics: Semantics, path: Vec<(Node, Wait)>) -> Deadlock {
         ),
         n => format!("deadlock under {semantics}: {n} ranks wait for each other"),
     };
-    let hidden = if waits.len() > SHOWN {
-        SHOWN / 2..waits.len() - SHOWN / 2 + 1
-    } else {
-        0..0
-    };
+    let hidden = hidden(waits.len());
     for (at, wait) in waits.iter().enumerate() {
         if at == hidden.start && !hidden.is_empty() {
             let _ = write!(message, "\n  ... {} more ...", hidden.len());
@@ -159,7 +169,21 @@ fn cycle(semantics: Semantics, path: Vec<(Node, Wait)>) -> Deadlock {
     }
     Deadlock {
         num_ranks: ranks.len(),
-        violation: violation(semantics, &waits[0], message),
+        violation: violation(
+            semantics,
+            &waits[0],
+            message,
+            waits.iter().map(Wait::place).collect(),
+        ),
+    }
+}
+
+/// The middle of a long cycle, which is left out.
+pub(super) fn hidden(len: usize) -> Range<usize> {
+    if len > SHOWN {
+        SHOWN / 2..len - SHOWN / 2 + 1
+    } else {
+        0..0
     }
 }
 

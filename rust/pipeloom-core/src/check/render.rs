@@ -4,6 +4,7 @@ use std::fmt;
 use std::fmt::Write as _;
 
 use super::Report;
+use super::progress::hidden;
 use crate::ids::Rank;
 use crate::plan::Plan;
 use crate::violation::Violation;
@@ -32,7 +33,10 @@ pub(super) fn violations(plan: &Plan, violations: &[Violation]) -> String {
             text,
             "\n\nrank {rank}, position {position}: {message} [{rule}]"
         );
-        text.push_str(&grid(plan, violation));
+        text.push_str(&match &*violation.cycle {
+            [] => grid(plan, violation),
+            cycle => cycle_grid(plan, cycle),
+        });
         // The first one's ends the message.
         if *hint != violations[0].hint {
             let _ = write!(text, "\n  hint: {hint}");
@@ -87,6 +91,44 @@ fn grid(plan: &Plan, violation: &Violation) -> String {
             let _ = write!(text, "  {:width$}", format!("{cell}{arrow}"));
         }
         text.truncate(text.trim_end().len());
+    }
+    text
+}
+
+/// The ops around each place of a deadlock: a column a place, its own positions beside its ops.
+fn cycle_grid(plan: &Plan, cycle: &[(Rank, u64)]) -> String {
+    let hidden = hidden(cycle.len());
+    let column = |&(rank, position): &(Rank, u64)| {
+        let mut column = vec![format!("rank {rank}")];
+        let (position, around) = (i128::from(position), i128::from(AROUND));
+        for at in position - around..=position + around {
+            let op = u64::try_from(at).ok().and_then(|at| plan.op(rank, at).ok());
+            let arrow = if at == position { " <--" } else { "" };
+            column.push(op.map_or_else(String::new, |op| format!("{at} {op}{arrow}")));
+        }
+        column
+    };
+    let mut columns: Vec<Vec<String>> = Vec::new();
+    for (at, place) in cycle.iter().enumerate() {
+        if at == hidden.start && !hidden.is_empty() {
+            columns.push(vec!["...".to_owned()]);
+        }
+        if !hidden.contains(&at) {
+            columns.push(column(place));
+        }
+    }
+    let rows = columns.iter().map(Vec::len).max().unwrap_or(0);
+    let mut text = String::new();
+    for row in 0..rows {
+        let cells = columns.iter().map(|column| {
+            let width = column.iter().map(String::len).max().unwrap_or(0);
+            let cell = column.get(row).map_or("", String::as_str);
+            format!("  {cell:width$}")
+        });
+        let line: String = cells.collect();
+        if !line.trim().is_empty() {
+            let _ = write!(text, "\n{}", line.trim_end());
+        }
     }
     text
 }

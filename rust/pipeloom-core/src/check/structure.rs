@@ -70,6 +70,7 @@ impl Structure<'_> {
             op: op.to_string(),
             message: message.to_string(),
             hint: hint.to_string(),
+            cycle: Vec::new(),
         });
     }
 

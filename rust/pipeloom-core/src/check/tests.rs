@@ -102,7 +102,10 @@ fn is_told_with_its_place(plan: &Plan) {
             .filter(|line| line.ends_with(" <--") || line.contains(" <-- "));
         let arrow = arrows.next().unwrap();
         assert_eq!(arrows.next(), None, "{text}");
-        let row = format!("{:>10}", violation.position);
+        let row = match violation.cycle.len() {
+            0 => format!("{:>10}", violation.position),
+            _ => format!("  {} ", violation.position),
+        };
         assert!(arrow.starts_with(&row), "{text}");
         assert!(arrow.contains(&format!("{} <--", violation.op)), "{text}");
         assert!(part.contains(&format!("[{}]", violation.rule)), "{text}");
@@ -322,6 +325,34 @@ fn a_long_cycle_is_abbreviated() {
         told.message.contains("... 995 more ..."),
         "{}",
         told.message
+    );
+}
+
+#[test]
+fn a_deadlock_is_shown_at_each_rank_of_its_cycle() {
+    // Ranks 0 and 2 are no neighbours in number, but stage 3 stands behind stage 2.
+    let ranks = [
+        "0F0 0F1 3F0 3F1 3B0 0B0 3B1 0B1",
+        "1F0 1F1 4F0 4B0 1B0 4F1 4B1 1B1",
+        "2F0 5F0 5B0 2B0 2F1 5F1 5B1 2B1",
+    ];
+    let error = check(&plan(2, 2, &ranks), None).into_result().unwrap_err();
+    let shown: Vec<&str> = error.message.lines().skip(2).collect();
+    assert_eq!(
+        shown,
+        [
+            "rank 0, position 3: deadlock under buffered: 2 ranks wait for each other",
+            "  rank 0, position 3: 3F1 waits for 2F1 at position 4 of rank 2",
+            "  rank 2, position 3: 2B0 waits for 3B0 at position 4 of rank 0 [progress]",
+            "  rank 0     rank 2",
+            "  1 0F1      1 5F0",
+            "  2 3F0      2 5B0",
+            "  3 3F1 <--  3 2B0 <--",
+            "  4 3B0      4 2F1",
+            "  5 0B0      5 5F1",
+        ],
+        "{}",
+        error.message
     );
 }
 

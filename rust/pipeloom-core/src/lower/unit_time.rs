@@ -202,6 +202,7 @@ fn waiting(rank: Rank, position: usize, op: &Op) -> Violation {
         op: op.to_string(),
         message,
         hint: "that op stands behind one that waits for this rank".to_owned(),
+        cycle: Vec::new(),
     }
 }
 

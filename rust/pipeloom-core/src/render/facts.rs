@@ -4,7 +4,9 @@ use std::fmt::Write as _;
 
 use super::{Drawing, decimal};
 use crate::error::{Error, Result};
+use crate::ids::Unit;
 use crate::op::{Flags, OpKind};
+use crate::shape::Shape;
 
 /// Most ranks whose peak memory the headline lists one by one.
 const LISTED_RANKS: usize = 16;
@@ -91,6 +93,31 @@ impl Drawing {
         limits
     }
 
+    /// What a kind's shades mean, from dark to light; none if it has one.
+    pub fn shades(&self) -> Option<String> {
+        let (vp, replicas) = (self.shape.vp(), self.shape.num_replicas());
+        match (replicas, vp) {
+            (1, 1) => None,
+            (1, _) => Some(format!("chunks 0 to {}", vp - 1)),
+            (_, 1) => Some(format!("replicas 0 to {}", replicas - 1)),
+            _ => Some(format!("chunks 0 to {} of each replica", vp - 1)),
+        }
+    }
+
+    /// What the numbers in the boxes count.
+    pub fn numbers(&self) -> String {
+        match self.shape.num_seq_pieces() {
+            1 => "numbers: microbatches".to_owned(),
+            pieces => format!("numbers: microbatch x {pieces} + piece"),
+        }
+    }
+
+    /// Whether any op is recomputed.
+    pub fn recomputes(&self) -> bool {
+        let mut blocks = self.lanes.iter().flat_map(|lane| &lane.blocks);
+        blocks.any(|block| block.op.flags.has(Flags::RECOMPUTE))
+    }
+
     /// Refuses a drawing without memory.
     pub(crate) fn require_memory(&self) -> Result<()> {
         if self.lanes.iter().all(|lane| lane.peak_memory.is_some()) {
@@ -137,3 +164,14 @@ impl Drawing {
         text
     }
 }
+
+/// A unit in words: its microbatch, and its piece where sequences are cut.
+pub(crate) fn unit_name(shape: &Shape, unit: Unit) -> String {
+    match shape.split_unit(unit) {
+        (microbatch, _) if shape.num_seq_pieces() == 1 => format!("microbatch {microbatch}"),
+        (microbatch, piece) => format!("microbatch {microbatch}, piece {piece}"),
+    }
+}
+
+/// What the dashes of a recomputed op mean.
+pub const RECOMPUTED: &str = "recomputed: F keeps its input, its backward runs it again";

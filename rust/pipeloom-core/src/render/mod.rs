@@ -15,7 +15,7 @@ pub mod trace;
 mod view;
 pub mod waits;
 
-pub use facts::Limit;
+pub use facts::{Limit, RECOMPUTED};
 pub(crate) use view::View;
 
 use crate::error::{Error, Result};
@@ -208,14 +208,14 @@ impl Drawing {
     }
 
     /// A number of ticks in the caller's unit: a decimal with at most `digits` digits after the
-    /// point, rounded, without trailing zeros.
+    /// point, but at least three that count, rounded, without trailing zeros.
     pub fn time_text(&self, ticks: i64, digits: u32) -> String {
-        decimal(i128::from(ticks), i128::from(self.ticks_per_unit), digits)
+        told(i128::from(ticks), i128::from(self.ticks_per_unit), digits)
     }
 
     /// Memory in the caller's unit, as [`Drawing::time_text`].
     pub fn memory_text(&self, ticks: i64) -> String {
-        decimal(i128::from(ticks), i128::from(self.memory_ticks_per_unit), 3)
+        told(i128::from(ticks), i128::from(self.memory_ticks_per_unit), 3)
     }
 }
 
@@ -271,6 +271,14 @@ pub(crate) fn half_of_pair(lane: &Lane, at: usize) -> Option<Half> {
 /// Whether an op is the second of an overlapped pair, drawn beside the first.
 pub(crate) fn is_pair_second(op: Op) -> bool {
     op.flags.has(Flags::PAIR_SECOND)
+}
+
+/// A decimal of at most `digits` digits after the point, or of as many more as small values need
+/// for three that count.
+fn told(numerator: i128, denominator: i128, digits: u32) -> String {
+    let below = |zeros: &u32| numerator.abs() * 10_i128.pow(*zeros) < denominator;
+    let zeros = (1..=9).take_while(below).last().unwrap_or(0);
+    decimal(numerator, denominator, digits.max(3 + zeros))
 }
 
 /// `numerator / denominator` as a decimal, rounded half up, without trailing zeros.

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use super::facts::RECOMPUTED;
 use super::{COMPUTE_KINDS, Drawing, Half, Lane, half_of_pair, kind_name, palette};
 use crate::error::{Error, Result};
 use crate::ids::Stage;
@@ -27,13 +28,16 @@ pub fn data(drawing: &Drawing) -> Result<String> {
     let mut text = String::new();
     let _ = write!(
         text,
-        "{{\"title\":{},\"schedule\":{},\"replicaStages\":{},\"units\":{},\"pieces\":{},\
+        "{{\"title\":{},\"schedule\":{},\"replicaStages\":{},\"units\":{},\"pieces\":{},\"numbers\":{},\"shades\":{},\"recomputed\":{},\
          \"unit\":{},\"memoryUnit\":{},\"begin\":{},\"end\":{}",
         quoted(&drawing.headline()),
         quoted(&drawing.schedule),
         shape.stages_per_replica(),
         shape.num_units(),
         shape.num_seq_pieces(),
+        quoted(&drawing.numbers()),
+        quoted(&drawing.shades().unwrap_or_default()),
+        quoted(if drawing.recomputes() { RECOMPUTED } else { "" }),
         drawing.ticks_per_unit,
         drawing.memory_ticks_per_unit,
         drawing.begin(),

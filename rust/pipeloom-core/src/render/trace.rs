@@ -120,10 +120,11 @@ impl Writer<'_> {
             self.slice(rank, threads[at], block);
         }
         for (at, block) in view.blocks(rank) {
-            if let Some(memory) = lane.memory.get(at) {
+            if let Some(&memory) = lane.memory.get(at) {
+                let memory = view.drawing.memory_text(memory);
                 let at = microseconds(self.clock.nanoseconds(block.end));
                 self.event(format_args!(
-                    "\"ph\":\"C\",\"name\":\"memory\",\"pid\":{rank},\"tid\":0,\"ts\":{at},\"args\":{{\"bytes\":{memory}}}"
+                    "\"ph\":\"C\",\"name\":\"memory\",\"pid\":{rank},\"tid\":0,\"ts\":{at},\"args\":{{\"memory\":{memory}}}"
                 ));
             }
         }

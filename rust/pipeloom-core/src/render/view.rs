@@ -52,9 +52,10 @@ impl<'a> View<'a> {
         // Steps of 1, 2 or 5 times a power of ten of the unit, from the finest that a tick allows.
         let mut step = (1, 9_u32);
         for digits in (0..=9).rev() {
-            let found = [1, 2, 5]
-                .into_iter()
-                .find(|mantissa| mantissa * unit * count >= length * 10_i128.pow(digits));
+            let found = [1, 2, 5].into_iter().find(|mantissa| {
+                let scale = 10_i128.pow(digits);
+                mantissa * unit >= scale && mantissa * unit * count >= length * scale
+            });
             if let Some(mantissa) = found {
                 step = (mantissa, digits);
                 break;

@@ -85,7 +85,7 @@ impl Wait {
         match self.awaited {
             Awaited::Op { rank, op } => format!("waits for {}{} of rank {rank}", op.kind, op.unit),
             Awaited::Done => "done".to_owned(),
-            Awaited::Unknown => "waits".to_owned(),
+            Awaited::Unknown => "waits for no op: a transfer, or the program itself".to_owned(),
         }
     }
 }

@@ -7,7 +7,7 @@
 
 use super::compact::compact;
 use super::one_chunk::accept;
-use super::{Argument, Chunks, Family, Rule};
+use super::{Argument, BackwardKind, Chunks, Family, Rule};
 use crate::ids::{Chunk, Rank, Unit};
 use crate::op::{Op, OpKind};
 use crate::shape::{Placement, Shape};
@@ -21,6 +21,7 @@ pub(super) static V_HALF: Family = Family {
     chunks: Chunks::Exactly(2),
     placement: Placement::V,
     arguments: &[Argument::PartialCheckpoints],
+    backward: BackwardKind::Split,
     validate: accept,
     rule: Rule::Whole(|shape, _| compact(&Block::split(shape, v_half))),
     warmup: None,
@@ -35,6 +36,7 @@ pub(super) static V_MIN: Family = Family {
     chunks: Chunks::Exactly(2),
     placement: Placement::V,
     arguments: &[Argument::PartialCheckpoints],
+    backward: BackwardKind::Split,
     validate: accept,
     rule: Rule::Whole(|shape, _| compact(&Block::split(shape, v_min))),
     warmup: None,
@@ -49,6 +51,7 @@ pub(super) static V_1F1B: Family = Family {
     chunks: Chunks::Exactly(2),
     placement: Placement::V,
     arguments: &[Argument::PartialCheckpoints],
+    backward: BackwardKind::Full,
     validate: accept,
     rule: Rule::Whole(|shape, _| compact(&Block::full(shape))),
     warmup: None,

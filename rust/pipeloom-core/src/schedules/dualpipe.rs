@@ -1,6 +1,6 @@
 //! DualPipe on two replicas and its cut-in-half form on a V: overlapped forward/backward pairs.
 
-use super::{Argument, Chunks, Family, Rule};
+use super::{Argument, BackwardKind, Chunks, Family, Rule};
 use crate::error::Error;
 use crate::ids::{Chunk, Rank};
 use crate::op::{Flags, OpKind};
@@ -16,6 +16,7 @@ pub(super) static DUALPIPE: Family = Family {
     chunks: Chunks::Exactly(1),
     placement: Placement::Bidirectional,
     arguments: &[Argument::PartialCheckpoints],
+    backward: BackwardKind::Mixed,
     validate: |shape, _, _| {
         let (pp, m) = (shape.pp(), shape.num_microbatches());
         if !pp.is_multiple_of(2) {
@@ -49,6 +50,7 @@ pub(super) static DUALPIPE_V: Family = Family {
     chunks: Chunks::Exactly(2),
     placement: Placement::V,
     arguments: &[Argument::PartialCheckpoints],
+    backward: BackwardKind::Mixed,
     validate: |shape, _, _| {
         let (pp, m) = (shape.pp(), shape.num_microbatches());
         if m >= 2 * pp {

@@ -2,7 +2,7 @@
 //! forward-only. All of them run the schedule table of [`Table`].
 
 use super::one_chunk::{capped, one_f_one_b_warmup, warm_steady_cool};
-use super::{Argument, Chunks, Family, Params, Rule};
+use super::{Argument, BackwardKind, Chunks, Family, Params, Rule};
 use crate::error::{Error, Result};
 use crate::ids::Rank;
 use crate::order::{Reversal, Sequence, Table};
@@ -22,6 +22,7 @@ pub(super) static INTERLEAVED: Family = Family {
         Argument::ForwardOnly,
         Argument::PartialCheckpoints,
     ],
+    backward: BackwardKind::Full,
     validate: |shape, request, params| {
         params.group = match request.microbatch_group_size {
             Some(group) => given_group(shape, group)?,
@@ -60,6 +61,7 @@ pub(super) static LOOPED_BFS: Family = Family {
         Argument::ForwardOnly,
         Argument::PartialCheckpoints,
     ],
+    backward: BackwardKind::Full,
     validate: |shape, request, params| {
         params.group = shape.num_units();
         params.reverse_backward = request.reverse_backward.unwrap_or(true);
@@ -95,6 +97,7 @@ pub(super) static FORWARD_ONLY: Family = Family {
     chunks: Chunks::Any,
     placement: Placement::Loop,
     arguments: &[Argument::GroupSize, Argument::ForwardOnly],
+    backward: BackwardKind::Full,
     validate: |shape, request, params| {
         params.forward_only = true;
         params.group = match request.microbatch_group_size {

@@ -82,6 +82,17 @@ pub enum Chunks {
     Even,
 }
 
+/// What the backward of a stage and unit is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BackwardKind {
+    /// One `B`.
+    Full,
+    /// An `I` and a `W`.
+    Split,
+    /// Either, by its place in the order.
+    Mixed,
+}
+
 /// Computes a rank's closed-form order.
 pub type OrderRule = fn(&Shape, &Params, Rank) -> RankOrder;
 /// Computes all ranks' orders at once.
@@ -114,12 +125,28 @@ pub struct Family {
     pub placement: Placement,
     /// The optional arguments that it uses.
     pub arguments: &'static [Argument],
+    /// Its backwards.
+    pub backward: BackwardKind,
     /// Refuses what the rule can't do and fills in what was not given.
     pub validate: fn(&Shape, &Request, &mut Params) -> Result<()>,
     /// The rule.
     pub rule: Rule,
     /// Warm-up by formula, where the family has one.
     pub warmup: Option<WarmupRule>,
+}
+
+impl Family {
+    /// Number of ops of all ranks, if it follows from the shape.
+    pub(crate) fn num_ops(&self, shape: &Shape, params: &Params) -> Option<u64> {
+        let ops = match self.backward {
+            _ if params.forward_only => 1,
+            BackwardKind::Full => 2,
+            BackwardKind::Split => 3,
+            BackwardKind::Mixed => return None,
+        };
+        // Each unit runs through one replica.
+        Some(u64::from(shape.stages_per_replica()) * u64::from(shape.num_units()) * ops)
+    }
 }
 
 /// The families, in the order of the documentation.

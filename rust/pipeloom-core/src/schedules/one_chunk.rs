@@ -1,6 +1,6 @@
 //! Schedules with one chunk a rank: no pipelining, GPipe, 1F1B, eager 1F1B.
 
-use super::{Argument, Chunks, Family, Params, Request, Rule};
+use super::{Argument, BackwardKind, Chunks, Family, Params, Request, Rule};
 use crate::error::{Error, Result};
 use crate::ids::{Chunk, Rank};
 use crate::op::OpKind;
@@ -16,6 +16,7 @@ pub(super) static NO_PIPELINING: Family = Family {
     chunks: Chunks::Exactly(1),
     placement: Placement::Loop,
     arguments: &[Argument::ForwardOnly, Argument::PartialCheckpoints],
+    backward: BackwardKind::Full,
     validate: |shape, _, _| {
         if shape.pp() == 1 {
             return Ok(());
@@ -38,6 +39,7 @@ pub(super) static GPIPE: Family = Family {
     chunks: Chunks::Exactly(1),
     placement: Placement::Loop,
     arguments: &[Argument::ForwardOnly, Argument::PartialCheckpoints],
+    backward: BackwardKind::Full,
     validate: accept,
     rule: Rule::Closed(|shape, params, rank| {
         one_f_one_b_order(shape, params, rank, shape.num_units())
@@ -54,6 +56,7 @@ pub(super) static ONE_F_ONE_B: Family = Family {
     chunks: Chunks::Exactly(1),
     placement: Placement::Loop,
     arguments: &[Argument::ForwardOnly, Argument::PartialCheckpoints],
+    backward: BackwardKind::Full,
     validate: accept,
     rule: Rule::Closed(|shape, params, rank| {
         one_f_one_b_order(shape, params, rank, one_f_one_b_warmup(shape, rank))
@@ -70,6 +73,7 @@ pub(super) static EAGER_ONE_F_ONE_B: Family = Family {
     chunks: Chunks::Exactly(1),
     placement: Placement::Loop,
     arguments: &[Argument::ForwardOnly, Argument::PartialCheckpoints],
+    backward: BackwardKind::Full,
     validate: accept,
     rule: Rule::Closed(|shape, params, rank| {
         one_f_one_b_order(shape, params, rank, 2 * one_f_one_b_warmup(shape, rank))

@@ -1,7 +1,7 @@
 //! Schedules over pieces of a sequence: `Seq1F1B`.
 
 use super::one_chunk::{accept, capped, warm_steady_cool};
-use super::{Argument, Chunks, Family, Rule};
+use super::{Argument, BackwardKind, Chunks, Family, Rule};
 use crate::ids::Rank;
 use crate::order::{Reversal, Sequence, Table};
 use crate::shape::{Placement, Shape};
@@ -15,6 +15,7 @@ pub(super) static SEQ_1F1B: Family = Family {
     chunks: Chunks::Exactly(1),
     placement: Placement::Loop,
     arguments: &[Argument::SeqPieces, Argument::PartialCheckpoints],
+    backward: BackwardKind::Full,
     validate: accept,
     rule: Rule::Closed(|shape, params, rank| {
         let units = shape.num_units();

@@ -3,7 +3,7 @@
 
 use super::list;
 use super::one_chunk::accept;
-use super::{Argument, Chunks, Family, Rule};
+use super::{Argument, BackwardKind, Chunks, Family, Rule};
 use crate::error::{Error, Result};
 use crate::ids::{Chunk, Rank, Unit};
 use crate::op::{Op, OpKind};
@@ -18,6 +18,7 @@ pub(super) static CHIMERA: Family = Family {
     chunks: Chunks::Exactly(1),
     placement: Placement::Bidirectional,
     arguments: &[Argument::PartialCheckpoints],
+    backward: BackwardKind::Full,
     validate: |shape, _, _| {
         let (pp, m) = (shape.pp(), shape.num_microbatches());
         for (name, value, why) in [
@@ -46,6 +47,7 @@ pub(super) static HANAYO: Family = Family {
     chunks: Chunks::Even,
     placement: Placement::V,
     arguments: &[Argument::PartialCheckpoints],
+    backward: BackwardKind::Full,
     validate: accept,
     rule: Rule::Whole(|shape, _| in_units(shape)),
     warmup: None,

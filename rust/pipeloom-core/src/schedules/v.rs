@@ -1,7 +1,7 @@
 //! The hand-crafted schedule on the V placement (two chunks a rank): ZB-V.
 
 use super::one_chunk::accept;
-use super::{Argument, Chunks, Family, Rule};
+use super::{Argument, BackwardKind, Chunks, Family, Rule};
 use crate::ids::{Chunk, Rank};
 use crate::op::OpKind;
 use crate::order::{RankOrder, Sequence};
@@ -16,6 +16,7 @@ pub(super) static ZB_V: Family = Family {
     chunks: Chunks::Exactly(2),
     placement: Placement::V,
     arguments: &[Argument::PartialCheckpoints],
+    backward: BackwardKind::Split,
     validate: accept,
     rule: Rule::Closed(|shape, _, rank| zb_v(shape, rank)),
     warmup: None,

@@ -3,7 +3,7 @@
 
 use super::interleaved::{default_group, given_group, group_progresses, refuse_deadlock};
 use super::one_chunk::{accept, capped, one_f_one_b_warmup};
-use super::{Argument, Chunks, Family, Params, Rule};
+use super::{Argument, BackwardKind, Chunks, Family, Params, Rule};
 use crate::error::{Error, Result};
 use crate::ids::{Chunk, Rank};
 use crate::op::OpKind;
@@ -19,6 +19,7 @@ pub(super) static ZB_H1: Family = Family {
     chunks: Chunks::Exactly(1),
     placement: Placement::Loop,
     arguments: &[Argument::PartialCheckpoints],
+    backward: BackwardKind::Split,
     validate: accept,
     rule: Rule::Closed(|shape, params, rank| zero_bubble_h(shape, params, rank, 1)),
     warmup: Some(|shape, params, rank| capped(shape, params, one_f_one_b_warmup(shape, rank))),
@@ -33,6 +34,7 @@ pub(super) static ZB_H2: Family = Family {
     chunks: Chunks::Exactly(1),
     placement: Placement::Loop,
     arguments: &[Argument::PartialCheckpoints],
+    backward: BackwardKind::Split,
     validate: accept,
     rule: Rule::Closed(|shape, params, rank| zero_bubble_h(shape, params, rank, 2)),
     warmup: Some(|shape, params, rank| capped(shape, params, 2 * one_f_one_b_warmup(shape, rank))),
@@ -47,6 +49,7 @@ pub(super) static INTERLEAVED_ZB: Family = Family {
     chunks: Chunks::Any,
     placement: Placement::Loop,
     arguments: &[Argument::GroupSize, Argument::PartialCheckpoints],
+    backward: BackwardKind::Split,
     validate: |shape, request, params| {
         let units = shape.num_units();
         params.group = if let Some(group) = request.microbatch_group_size {
@@ -81,6 +84,7 @@ pub(super) static GROUP_INTERLEAVED: Family = Family {
     chunks: Chunks::Any,
     placement: Placement::Loop,
     arguments: &[Argument::GroupSize, Argument::PartialCheckpoints],
+    backward: BackwardKind::Split,
     validate: |shape, request, params| {
         let (pp, units) = (shape.pp(), shape.num_units());
         // Half of interleaved 1F1B's warm-up: half of its round trip.

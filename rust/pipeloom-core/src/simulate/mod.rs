@@ -134,7 +134,7 @@ fn extent(
 pub(crate) fn needs_lowering(semantics: Semantics) -> Error {
     Error::config(
         format!("semantics {semantics} is about transfers, but the plan has none"),
-        "lower it first: plan.lower()",
+        "lower it first: plan.lower(), or --lower",
     )
 }
 

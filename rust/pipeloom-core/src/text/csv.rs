@@ -91,7 +91,7 @@ pub fn from_csv(text: &str) -> Result<Plan> {
         .flat_map(|row| &row.ranks.ops)
         .any(|op| !op.kind.is_compute());
     let ops: Vec<RankOps> = rows.into_iter().map(|row| row.ranks).collect();
-    let (shape, params) = infer::shape(&ops)?;
+    let (shape, params) = infer::shape(&ops).map_err(|error| in_text(error, text))?;
     let mut plan = Plan::held("csv", shape, ops.clone()).with_params(params);
     if lowered {
         plan = plan.with_transfers(Style::Text, ops);

@@ -11,7 +11,7 @@ use crate::violation::Violation;
 /// The shape and the parameters that follow from all ranks' ops.
 ///
 /// # Errors
-/// If a stage or microbatch is missing or out of proportion, or a stage is on two ranks.
+/// If a stage is missing, a number is out of proportion, or a rank holds no stage.
 pub(super) fn shape(ranks: &[RankOps]) -> Result<(Shape, Params)> {
     let seen = Seen::collect(ranks)?;
     let table = seen.table(ranks)?;
@@ -38,22 +38,27 @@ impl Seen {
     fn collect(ranks: &[RankOps]) -> Result<Self> {
         let total: usize = ranks.iter().map(|rank| rank.ops.len()).sum();
         let (mut stages, mut units, mut forward_only) = (0, 0, true);
+        let mut strange = Vec::new();
         for (rank, at, op) in located(ranks) {
             // A stage has a forward and a microbatch has one too: both are fewer than the ops.
             if op.stage.index() >= total || op.unit.index() >= total {
-                return Err(refused(
-                    "placement",
-                    (rank, at, op),
-                    format!(
-                        "{} is out of proportion: the plan has {total} ops in all",
-                        if op.stage.index() >= total {
-                            format!("stage {}", op.stage)
-                        } else {
-                            format!("microbatch {}", op.unit)
-                        }
+                let what = if op.stage.index() >= total {
+                    format!("stage {}", op.stage)
+                } else {
+                    format!("microbatch {}", op.unit)
+                };
+                strange.push(Violation {
+                    rule: "placement",
+                    rank,
+                    position: at,
+                    op: op.to_string(),
+                    message: format!(
+                        "{what} is out of proportion: the plan has {total} ops in all"
                     ),
-                    "stages and microbatches are numbered from 0 without gaps",
-                ));
+                    hint: WITHOUT_GAPS.to_owned(),
+                    cycle: Vec::new(),
+                });
+                continue;
             }
             stages = stages.max(op.stage.index() + 1);
             units = units.max(op.unit.0 + 1);
@@ -61,6 +66,9 @@ impl Seen {
                 op.kind,
                 OpKind::Forward | OpKind::SendForward | OpKind::RecvForward
             );
+        }
+        if !strange.is_empty() {
+            return Err(refused(strange));
         }
         if total == 0 {
             return Err(Error::parse(
@@ -87,47 +95,38 @@ impl Seen {
 
     /// The rank and chunk of each stage.
     fn table(&self, ranks: &[RankOps]) -> Result<Vec<(Rank, Chunk)>> {
-        let mut home: Vec<Option<Rank>> = vec![None; self.stages];
-        for (rank, at, op) in located(ranks) {
-            let known = *home[op.stage.index()].get_or_insert(rank);
-            if known != rank {
-                return Err(refused(
-                    "placement",
-                    (rank, at, op),
-                    format!("stage {} is on rank {known} already", op.stage),
-                    "all ops of a stage, transfers too, stand on the rank that holds it",
-                ));
+        let home = self.homes(ranks);
+        let mut chunks = vec![0; ranks.len()];
+        let mut table = Vec::with_capacity(home.len());
+        for rank in home.iter().flatten() {
+            let next = &mut chunks[rank.index()];
+            table.push((*rank, Chunk(*next)));
+            *next += 1;
+        }
+        // With a home for each stage and a stage for each rank, the check tells what is misplaced.
+        if table.len() == home.len() && chunks.iter().all(|&chunks| chunks > 0) {
+            return Ok(table);
+        }
+        Err(refused(homeless(ranks, &home, &chunks)))
+    }
+
+    /// The rank that has most of a stage's ops, so that a stray one does not move the stage.
+    fn homes(&self, ranks: &[RankOps]) -> Vec<Option<Rank>> {
+        let mut homes: Vec<(u32, Option<Rank>)> = vec![(0, None); self.stages];
+        let mut here = vec![0; self.stages];
+        for (rank, held) in (0u32..).map(Rank).zip(ranks) {
+            for op in &held.ops {
+                here[op.stage.index()] += 1;
+            }
+            for op in &held.ops {
+                let count = std::mem::take(&mut here[op.stage.index()]);
+                let home = &mut homes[op.stage.index()];
+                if count > home.0 {
+                    *home = (count, Some(rank));
+                }
             }
         }
-        let mut chunks = vec![0; ranks.len()];
-        let place = |(stage, home): (usize, Option<Rank>)| {
-            let Some(rank) = home.filter(|_| self.forwards[stage].0 > 0) else {
-                return Err(Error::check(
-                    format!(
-                        "no rank runs a forward of stage {stage}, but stage {} is named",
-                        self.stages - 1
-                    ),
-                    "stages are numbered from 0 without gaps",
-                    Vec::new(),
-                ));
-            };
-            let chunk = Chunk(chunks[rank.index()]);
-            chunks[rank.index()] += 1;
-            Ok((rank, chunk))
-        };
-        let table: Vec<(Rank, Chunk)> = home
-            .into_iter()
-            .enumerate()
-            .map(place)
-            .collect::<Result<_>>()?;
-        if let Some(idle) = chunks.iter().position(|&chunks| chunks == 0) {
-            return Err(Error::check(
-                format!("row {idle} has no ops: rank {idle} holds no stage"),
-                "each row has the ops of one rank; leave out ranks without stages",
-                Vec::new(),
-            ));
-        }
-        Ok(table)
+        homes.into_iter().map(|(_, rank)| rank).collect()
     }
 
     /// Whether the two halves of the stages run the two halves of the microbatches.
@@ -177,20 +176,68 @@ fn located(ranks: &[RankOps]) -> impl Iterator<Item = (Rank, u64, Op)> {
         .flat_map(|(rank, held)| (0u64..).zip(&held.ops).map(move |(at, &op)| (rank, at, op)))
 }
 
-fn refused(
-    rule: &'static str,
-    (rank, position, op): (Rank, u64, Op),
-    message: String,
-    hint: &str,
-) -> Error {
-    let text = format!("rank {rank}, position {position}, `{op}`: {message}");
-    let violation = Violation {
-        rule,
+/// Stages without a rank, and ranks without a stage: one violation each, or one for each op that
+/// such a rank has of another one's stage.
+fn homeless(ranks: &[RankOps], home: &[Option<Rank>], chunks: &[u32]) -> Vec<Violation> {
+    let most = home.len().saturating_sub(1);
+    let stages = (0u32..).map(Stage).zip(home);
+    let missing = stages.filter(|(_, home)| home.is_none());
+    let missing = missing.map(|(stage, _)| Violation {
+        rule: "exactly_once",
+        rank: Rank(0),
+        position: ranks[0].ops.len() as u64,
+        op: format!("{stage}F0"),
+        message: format!("no rank has an op of stage {stage}, but stage {most} is named"),
+        hint: WITHOUT_GAPS.to_owned(),
+        cycle: Vec::new(),
+    });
+    let idle = |rank: Rank| chunks[rank.index()] == 0;
+    let empty = (0u32..).map(Rank).zip(ranks);
+    let empty = empty.filter(|(_, held)| held.ops.is_empty());
+    let empty = empty.map(|(rank, _)| Violation {
+        rule: "placement",
+        rank,
+        position: 0,
+        op: String::new(),
+        message: format!("row {rank} has no ops: rank {rank} holds no stage"),
+        hint: "each row has the ops of one rank; leave out ranks without stages".to_owned(),
+        cycle: Vec::new(),
+    });
+    let strays = located(ranks).filter(|&(rank, _, _)| idle(rank));
+    let strays = strays.map(|(rank, position, op)| Violation {
+        rule: "placement",
         rank,
         position,
         op: op.to_string(),
-        message,
-        hint: hint.to_owned(),
+        message: match home[op.stage.index()] {
+            Some(known) => format!("stage {} is on rank {known} already", op.stage),
+            None => format!("stage {} is on no rank", op.stage),
+        },
+        hint: "all ops of a stage, transfers too, stand on the rank that holds it".to_owned(),
+        cycle: Vec::new(),
+    });
+    missing.chain(empty).chain(strays).collect()
+}
+
+const WITHOUT_GAPS: &str = "stages and microbatches are numbered from 0 without gaps";
+
+/// The error of violations that leave a plan without a shape.
+fn refused(violations: Vec<Violation>) -> Error {
+    let Some(first) = violations.first() else {
+        return Error::check("the plan has no shape", WITHOUT_GAPS, violations);
     };
-    Error::check(text, hint, vec![violation])
+    let op = match &*first.op {
+        "" => String::new(),
+        op => format!(", `{op}`"),
+    };
+    let more = match violations.len() {
+        1 => String::new(),
+        many => format!(" (and {} more)", many - 1),
+    };
+    let text = format!(
+        "rank {}, position {}{op}: {}{more}",
+        first.rank, first.position, first.message
+    );
+    let hint = first.hint.clone();
+    Error::check(text, hint, violations)
 }

@@ -64,8 +64,11 @@ impl Layout {
     }
 
     fn sums(&self, weights: &Weights) -> (Vec<f64>, Vec<f64>) {
-        let cost =
-            |content: &StageContent| parts(weights, *content).iter().map(|(_, cost)| cost).sum();
+        // From 0.0 on: the sum of no floats is -0.0.
+        let cost = |content: &StageContent| {
+            let parts = parts(weights, *content);
+            parts.iter().fold(0.0, |sum, (_, cost)| sum + cost)
+        };
         let stages: Vec<f64> = self.stages.iter().map(cost).collect();
         let mut ranks = vec![0.0; self.pp() as usize];
         for stage in 0..self.shape.num_stages() {

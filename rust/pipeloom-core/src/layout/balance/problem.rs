@@ -46,6 +46,14 @@ impl Problem {
         let decoder_blocks = blocks.iter().filter(|block| block.decoder > 0).count();
         let first_mtp = first_mtp(shape);
         let enough = blocks.len() >= num_stages && decoder_blocks >= first_mtp;
+        let layers = weights.layers.len();
+        if !weights.allow_empty
+            && !enough
+            && layers + weights.mtp.len() >= num_stages
+            && layers >= first_mtp
+        {
+            return Err(too_few_blocks(weights, shape, blocks.len()));
+        }
         let owners = (0..num_stages).map(|stage| {
             let copies = (stage..shape.num_stages() as usize).step_by(num_stages);
             let rank = |copy| shape.rank_of(Stage(size(copy))).index();
@@ -154,6 +162,30 @@ fn require_sizes(weights: &Weights, shape: &Shape, num_stages: usize) -> Result<
         ));
     }
     Ok(())
+}
+
+/// Enough layers for all stages, but too many that may not be parted.
+fn too_few_blocks(weights: &Weights, shape: &Shape, blocks: usize) -> Error {
+    let together = &weights.together;
+    let given = [
+        ("shared_layers", together.shared.is_empty()),
+        ("no_cut_after", together.no_cut_after.is_empty()),
+    ];
+    let given = given.iter().filter(|(_, empty)| !empty);
+    let names: Vec<&str> = given.map(|(name, _)| *name).collect();
+    let verb = if names.len() > 1 { "leave" } else { "leaves" };
+    Error::layout(
+        format!(
+            "{} {verb} {blocks} blocks of the {} layers, too few to give each of the {} stages of \
+             pp={}, vp={} one",
+            names.join(" and "),
+            weights.layers.len() + weights.mtp.len(),
+            shape.stages_per_replica(),
+            shape.pp(),
+            shape.vp(),
+        ),
+        "lower pp or vp, keep fewer layers together, or give allow_empty=True",
+    )
 }
 
 /// Blocks that are not cut, and where each ends.

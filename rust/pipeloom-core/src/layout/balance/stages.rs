@@ -20,22 +20,28 @@ pub(super) fn cuts(problem: &Problem) -> Option<Vec<usize>> {
     Some(most_even(problem, high))
 }
 
-/// Whether stages of at most `cap` suffice, each filled as far as it goes: a stage that starts
-/// later is never worse off.
+/// Whether stages of at most `cap` suffice.
 fn fits(problem: &Problem, cap: u64) -> bool {
-    let mut start = 0;
+    // reached[i]: whether the stages so far can hold i blocks. Not each as many as it can: the
+    // next one's rank may have no room for the block that it would have to begin with.
+    let mut reached = vec![false; problem.num_blocks() + 1];
+    reached[0] = true;
     for stage in 0..problem.num_stages() {
         let most = problem.most(stage);
-        let mut end = start + problem.fewest;
-        while end < most && problem.holds(stage, &(start..end + 1), cap) {
-            end += 1;
+        let mut next = vec![false; reached.len()];
+        // The farthest end grows with the start: what earlier starts reached is not tried again.
+        let mut untried = 0;
+        for start in (0..reached.len()).filter(|&start| reached[start]) {
+            let mut end = untried.max(start + problem.fewest);
+            while end <= most && problem.holds(stage, &(start..end), cap) {
+                next[end] = true;
+                end += 1;
+            }
+            untried = end;
         }
-        if end > most.max(start) || !problem.holds(stage, &(start..end), cap) {
-            return false;
-        }
-        start = end;
+        reached = next;
     }
-    start == problem.num_blocks()
+    reached[problem.num_blocks()]
 }
 
 /// Where to cut, so that no stage costs more than `cap` and the sum of squares is least.

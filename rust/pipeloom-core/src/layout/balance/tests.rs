@@ -41,6 +41,37 @@ fn layers_that_must_not_be_parted_are_not() -> Result<()> {
 }
 
 #[test]
+fn layers_kept_together_leave_no_stage_empty_unasked() -> Result<()> {
+    let mut weights = Weights {
+        layers: vec![1.0; 6],
+        together: Together {
+            no_cut_after: Vec::new(),
+            shared: vec![(4, 1)],
+        },
+        ..Weights::default()
+    };
+    assert_eq!(counts(&balanced(&weights, 3)?), [4, 1, 1]);
+    let told = "shared_layers leaves 3 blocks of the 6 layers, too few to give each of the 4 \
+                stages of pp=4, vp=1 one\nhint: ";
+    assert!(
+        fault(&weights, 4).starts_with(told),
+        "{}",
+        fault(&weights, 4)
+    );
+    weights.together.no_cut_after.push(5);
+    let both = "shared_layers and no_cut_after leave 2 blocks";
+    assert!(fault(&weights, 3).starts_with(both));
+    weights.allow_empty = true;
+    assert_eq!(counts(&balanced(&weights, 4)?).iter().sum::<u32>(), 6);
+    // Fewer layers than stages leave empty ones whatever is kept together.
+    weights.allow_empty = false;
+    assert_eq!(counts(&balanced(&weights, 7)?).iter().sum::<u32>(), 6);
+    let load = balanced(&weights, 7)?.load(&weights)?;
+    assert!(load.stages.iter().all(|cost| cost.is_sign_positive()));
+    Ok(())
+}
+
+#[test]
 fn costs_of_any_size_are_balanced() -> Result<()> {
     for unit in [f64::MAX, 5e-324, 1.0, 0.1, 0.0] {
         let weights = Weights {
@@ -112,6 +143,43 @@ proptest! {
             .map(|counts| burden(&counts, &costs, embedding, loss))
             .min();
         prop_assert_eq!(Some(burden(&ours, &costs, embedding, loss)), best, "{:?}", ours);
+    }
+
+    #[test]
+    fn a_split_is_refused_if_none_fits_the_memory_of_its_ranks(
+        layers in proptest::collection::vec((0_u32..9, 0_u32..6), 1..8),
+        limits in proptest::collection::vec(0_u32..14, 1..5),
+        embedding in 0_u32..6, loss in 0_u32..6, allow_empty: bool,
+    ) {
+        let (costs, held): (Vec<u32>, Vec<u32>) = layers.into_iter().unzip();
+        let memory = Memory {
+            layers: floats(&held),
+            embedding: f64::from(embedding),
+            loss: f64::from(loss),
+            limits: floats(&limits),
+            ..Memory::default()
+        };
+        let weights = Weights {
+            layers: floats(&costs),
+            allow_empty,
+            memory: Some(memory),
+            ..Weights::default()
+        };
+        let ours = balanced(&weights, size(limits.len()));
+        let enough = costs.len() >= limits.len() && !allow_empty;
+        let shape = frame(size(limits.len()), 1, Placement::Loop).expect("in range");
+        let fits = |counts: &Vec<u32>| {
+            let held = ranks(&shape, counts, &held, [embedding, loss]);
+            held.iter().zip(&limits).all(|(held, limit)| held <= limit)
+        };
+        let best = splits(size(costs.len()), limits.len())
+            .into_iter()
+            .filter(|counts| !enough || counts.iter().all(|&count| count > 0))
+            .filter(fits)
+            .map(|counts| burden(&counts, &costs, 0, 0))
+            .min();
+        let ours = ours.ok().map(|layout| burden(&counts(&layout), &costs, 0, 0));
+        prop_assert_eq!(ours, best);
     }
 
     #[test]
@@ -253,6 +321,23 @@ fn memory_moves_layers_away_from_where_they_cost_least() -> Result<()> {
         error.contains("there is no split that fits memory_limit (at most 4 a rank)"),
         "{error}"
     );
+    Ok(())
+}
+
+#[test]
+fn a_rank_leaves_its_neighbour_a_layer_that_fits_there() -> Result<()> {
+    // Rank 0 has room for two layers, but rank 1 for the second alone.
+    let memory = Memory {
+        layers: vec![1.0, 0.0, 1.0, 1.0],
+        limits: vec![2.0, 0.0, 2.0],
+        ..Memory::default()
+    };
+    let weights = Weights {
+        layers: vec![1.0; 4],
+        memory: Some(memory),
+        ..Weights::default()
+    };
+    assert_eq!(counts(&balanced(&weights, 3)?), [1, 1, 2]);
     Ok(())
 }
 

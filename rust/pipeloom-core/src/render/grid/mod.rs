@@ -383,12 +383,13 @@ fn write_legend(text: &mut String, drawing: &Drawing, spans: &[Vec<Span>], color
             "   ! critical path"
         });
     }
-    match drawing.shape.chunks_per_rank() {
-        1 => {}
-        2 => text.push_str("   a, b chunks"),
-        chunks => {
-            let _ = write!(text, "   a..{} chunks", chunk_letter(chunks - 1));
-        }
+    if let Some(shades) = drawing.shades() {
+        let last = chunk_letter(drawing.shape.chunks_per_rank() - 1);
+        let between = if last == "b" { ", " } else { ".." };
+        let _ = write!(text, "   a{between}{last}: {shades}");
+    }
+    if drawing.shape.num_seq_pieces() > 1 {
+        let _ = write!(text, "   {}", drawing.numbers());
     }
     text.push('\n');
 }

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use super::{COMM_STRIP, DIGIT, GAP, MEMORY_STRIP, PX, Picture, Px, ROW, SvgOptions, THIN, Waits};
 use crate::ids::Rank;
 use crate::op::Flags;
+use crate::render::facts::unit_name;
 use crate::render::{Block, Half, half_of_pair, kind_name, palette};
 
 impl Picture<'_> {
@@ -97,9 +98,9 @@ impl Picture<'_> {
             let (op, drawing) = (block.op, self.view.drawing);
             let _ = write!(
                 self.text,
-                "><title>{op}: {} of microbatch {} on stage {}, {} to {}</title></rect>",
+                "><title>{op}: {} of {} on stage {}, {} to {}</title></rect>",
                 kind_name(op.kind),
-                op.unit,
+                unit_name(&drawing.shape, op.unit),
                 op.stage,
                 drawing.time_text(block.start, 6),
                 drawing.time_text(block.end, 6)
@@ -229,21 +230,28 @@ impl Picture<'_> {
                 continue;
             };
             let inside = view.ranks().any(|other| other == rank) && view.shows(block);
-            if !inside || !block.op.kind.is_compute() {
+            let computes = block.op.kind.is_compute();
+            if !inside || (!computes && block.start == block.end) {
                 continue;
             }
+            // Transfers lie in the strip below: sends above receives.
+            let (top, height, stroke) = match block.op.kind {
+                _ if computes => (0, ROW, 2),
+                kind if kind.is_send() => (ROW, COMM_STRIP / 2, 1),
+                _ => (ROW + COMM_STRIP / 2, COMM_STRIP / 2, 1),
+            };
             let (x, end) = (
                 self.frame.x(view, block.start),
                 self.frame.x(view, block.end),
             );
             let _ = writeln!(
                 self.text,
-                "<rect fill=\"none\" stroke=\"{}\" stroke-width=\"2\" x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\"/>",
+                "<rect fill=\"none\" stroke=\"{}\" stroke-width=\"{stroke}\" x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\"/>",
                 palette::CRITICAL,
                 Px(x),
-                Px(self.frame.y(view, rank)),
+                Px(self.frame.y(view, rank) + top),
                 Px(end - x),
-                Px(ROW)
+                Px(height)
             );
         }
     }

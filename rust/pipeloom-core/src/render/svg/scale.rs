@@ -4,8 +4,9 @@ use std::fmt::Write as _;
 
 use super::{GAP, MARGIN, PX, Picture, Px, SMALL, SvgOptions, Waits, escaped};
 use crate::op::OpKind;
+use crate::render::facts::RECOMPUTED;
 use crate::render::waits::Awaited;
-use crate::render::{COMPUTE_KINDS, View, kind_name, palette};
+use crate::render::{View, boxes, palette};
 
 impl Picture<'_> {
     pub(super) fn axis(&mut self) {
@@ -58,6 +59,16 @@ impl Picture<'_> {
                     self.swatch("none", &palette::CRITICAL.to_string(), "2", (x, y));
                     x += SWATCH;
                 }
+                Mark::Dashes => {
+                    let _ = writeln!(
+                        self.text,
+                        "<path class=\"re\" stroke=\"{}\" d=\"M{} {}h11\"/>",
+                        palette::TEXT,
+                        Px(x),
+                        Px(y + SWATCH / 2)
+                    );
+                    x += SWATCH;
+                }
                 Mark::Line { dashed } => {
                     let _ = writeln!(
                         self.text,
@@ -72,7 +83,7 @@ impl Picture<'_> {
             let _ = writeln!(
                 self.text,
                 "<text class=\"s\" x=\"{}\" y=\"{}\">{}</text>",
-                Px(x + 4 * PX),
+                Px(x + if entry.bare() { 0 } else { 4 * PX }),
                 Px(y + 9 * PX),
                 escaped(&entry.text)
             );
@@ -100,6 +111,8 @@ enum Mark {
     Fills(Vec<palette::Color>),
     /// The frame of the critical path.
     Outline,
+    /// The dashes of a recomputed op.
+    Dashes,
     /// A line across the rows.
     Line { dashed: bool },
 }
@@ -116,10 +129,15 @@ impl Entry {
         Self { mark, text }
     }
 
+    /// Whether nothing stands before the text.
+    fn bare(&self) -> bool {
+        matches!(&self.mark, Mark::Fills(fills) if fills.is_empty())
+    }
+
     fn width(&self) -> i64 {
         let swatches = match &self.mark {
             Mark::Fills(fills) => fills.len(),
-            Mark::Outline | Mark::Line { .. } => 1,
+            Mark::Outline | Mark::Dashes | Mark::Line { .. } => 1,
         };
         let sizes = [swatches, self.text.len()].map(|n| i64::try_from(n).unwrap_or(0));
         sizes[0] * SWATCH + sizes[1] * SMALL + 18 * PX
@@ -152,7 +170,14 @@ impl Legend {
 }
 
 fn entries(view: View<'_>, comm: bool, options: &SvgOptions) -> Vec<Entry> {
-    let mut entries = kinds(view);
+    let kinds = boxes::kinds(view).into_iter();
+    let mut entries: Vec<Entry> = kinds
+        .map(|(text, fills)| Entry::new(Mark::Fills(fills), text))
+        .collect();
+    if view.drawing.recomputes() {
+        entries.push(Entry::new(Mark::Dashes, RECOMPUTED));
+    }
+    entries.push(Entry::new(Mark::Fills(Vec::new()), view.drawing.numbers()));
     entries.push(Entry::new(
         Mark::Fills(vec![palette::BUBBLE]),
         idle_text(view),
@@ -175,27 +200,6 @@ fn entries(view: View<'_>, comm: bool, options: &SvgOptions) -> Vec<Entry> {
         entries.push(Entry::new(Mark::Line { dashed }, limit.meaning()));
     }
     entries
-}
-
-/// The kinds that are seen, in the shades of their chunks.
-fn kinds(view: View<'_>) -> Vec<Entry> {
-    let chunks = view.drawing.shape.chunks_per_rank();
-    let seen = |kind| {
-        let mut blocks = view.ranks().flat_map(|rank| view.blocks(rank));
-        blocks.any(|found| found.1.op.kind == kind)
-    };
-    let entry = |kind| {
-        let fills = (0..chunks.min(8)).map(|chunk| palette::fill(kind, chunk, chunks));
-        let name = kind_name(kind);
-        let text = if chunks > 1 {
-            format!("{kind} {name}, chunks 0 to {}", chunks - 1)
-        } else {
-            format!("{kind} {name}")
-        };
-        Entry::new(Mark::Fills(fills.collect()), text)
-    };
-    let kinds = COMPUTE_KINDS.into_iter().filter(|&kind| seen(kind));
-    kinds.map(entry).collect()
 }
 
 /// What grey means, by the example of the first gap that has a reason.

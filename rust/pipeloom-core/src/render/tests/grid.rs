@@ -36,7 +36,7 @@ interleaved_1f1b  pp=2 vp=2 m=2   makespan 15   bubble 20%   peak memory 4 3
   time |0       2       4       6       8       10      12      14
 rank 0 |F0a F1a F0b F1b .   .   B0b---- .   B1b---- B0a---- B1a----
 rank 1 |.   F0a F1a F0b B0b---- F1b B1b---- B0a---- B1a---- .   .
-F forward   B backward   . idle   - goes on   a, b chunks
+F forward   B backward   . idle   - goes on   a, b: chunks 0 to 1
 ",
     );
 }
@@ -55,7 +55,7 @@ interleaved_1f1b  pp=2 vp=2 m=2   makespan 15   bubble 20%   peak memory 4 3
   time |0         5         10
 rank 0 |F-F-F-F-. . B0b . B1b B0a B1a
 rank 1 |. F-F-F-B0b F-B1b B0a B1a . .
-F forward   B backward   . idle   - goes on   a, b chunks
+F forward   B backward   . idle   - goes on   a, b: chunks 0 to 1
 ",
     );
 }

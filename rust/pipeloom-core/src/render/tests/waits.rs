@@ -115,7 +115,13 @@ fn a_measured_gap_without_a_late_result_has_no_reason() {
     );
     let late = [vec![0, 9], vec![0, 6]];
     let drawing = Drawing::new(&plan, &late, &[vec![1, 10], vec![5, 7]], 1).unwrap();
-    assert_eq!(told(&drawing, &whole, 1), ["5-6 waits", "7-10 done"]);
+    assert_eq!(
+        told(&drawing, &whole, 1),
+        [
+            "5-6 waits for no op: a transfer, or the program itself",
+            "7-10 done"
+        ]
+    );
 }
 
 #[test]

@@ -195,6 +195,8 @@ def race(
 ) -> dict[str, list[float]]:
     """Run all in turns, one step each, after a warm one: `reps` times, fewer if it takes long.
 
+    Every other round goes backwards, so that nobody always runs behind the same neighbour.
+
     With `burst`, a turn is one step that does not count and so many that do, of which the median is
     kept: a short step depends on which cores the contestant before it left the ranks on, which a
     loop of equal steps does not.
@@ -205,7 +207,8 @@ def race(
     for rep in range(reps + 1):
         if rep > 1 and _agreed(time.perf_counter() - started > BUDGET_S * rep / (rep + 1)):
             break
-        for name, step in contestants.items():
+        turns = list(contestants.items())
+        for name, step in turns[:: -1 if rep % 2 else 1]:
             elapsed = []
             for _ in range(1 + burst):
                 barrier()

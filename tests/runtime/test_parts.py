@@ -1,6 +1,7 @@
 """The runtime's parts one by one: programs, agreement, gradients, the reaper."""
 
 import threading
+import time
 import weakref
 
 import numpy as np
@@ -330,6 +331,33 @@ def test_one_watchdog_thread_serves_all_steps_and_ends_with_its_transport():
     watchdog.close()
     thread.join(10.0)
     assert not thread.is_alive()
+
+
+def test_a_watchdog_keeps_nothing_of_a_step_that_is_over():
+    """Or its thread drops the process group last, while Python shuts down: an abort at the end."""
+    looked = threading.Event()
+
+    class Quiet:
+        def failed(self):
+            looked.set()
+            return False
+
+    class Rank:
+        def report(self):
+            return "here"
+
+    watchdog, rank = Watchdog(Quiet(), grace_s=0.01), Rank()
+    gone = weakref.ref(rank)
+    watchdog.start(rank.report)
+    assert looked.wait(10)
+    watchdog.stop()
+    del rank
+    deadline = time.monotonic() + 10
+    while gone() is not None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert gone() is None
+    watchdog.close()
+    assert not any(thread.name == "pipeloom-watchdog" for thread in threading.enumerate())
 
 
 def test_losses_of_other_shapes_are_added_in_their_order():

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 
 import pipeloom
+from pipeloom.runtime import helpers
 from pipeloom.runtime.errors import AgreementError, PipelineTimeout, with_hint
 
 if TYPE_CHECKING:
@@ -235,23 +236,25 @@ class Watchdog:
     def close(self) -> None:
         """End the thread."""
         self._closed.set()
+        helpers.end(self._thread)
 
     def _watch(self) -> None:
-        period_s = min(1.0, self._grace_s)
-        while not self._closed.wait(period_s):
-            report_of = self._report
-            if report_of is None or not self._board.failed():
-                continue
-            if self._closed.wait(self._grace_s):
-                return
-            if self._report is not report_of:
-                continue
-            report = f"{report_of()}{self._board.reported()}"
-            self._board.post_failure(report)
-            print(
-                f"pipeloom: another rank failed, and this one did not stop within "
-                f"{self._grace_s:g} s: {report}",
-                file=sys.stderr,
-                flush=True,
-            )
-            os._exit(EXIT_STUCK)
+        while not self._closed.wait(min(1.0, self._grace_s)):
+            self._look()
+
+    def _look(self) -> None:
+        # The report knows the transport, which must be free to go between two looks.
+        report_of = self._report
+        if report_of is None or not self._board.failed():
+            return
+        if self._closed.wait(self._grace_s) or self._report is not report_of:
+            return
+        report = f"{report_of()}{self._board.reported()}"
+        self._board.post_failure(report)
+        print(
+            f"pipeloom: another rank failed, and this one did not stop within "
+            f"{self._grace_s:g} s: {report}",
+            file=sys.stderr,
+            flush=True,
+        )
+        os._exit(EXIT_STUCK)

@@ -6,6 +6,7 @@ import queue
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pipeloom.runtime import helpers
 from pipeloom.runtime.errors import TransferBroken, TransferTimeout
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class Reaper:
         self._polls = polls
         self._held: list[_Send] = []
         self._batches: queue.SimpleQueue[list[_Send] | None] | None = None
+        self._thread: threading.Thread | None = None
         self._pending = 0
         self._done = threading.Condition()
         self._error: RuntimeError | None = None
@@ -53,7 +55,8 @@ class Reaper:
             return
         if self._batches is None:
             self._batches = queue.SimpleQueue()
-            threading.Thread(target=self._reap, name="pipeloom-reaper", daemon=True).start()
+            self._thread = threading.Thread(target=self._reap, name="pipeloom-reaper", daemon=True)
+            self._thread.start()
         with self._done:
             self._pending += 1
         self._batches.put(self._held)
@@ -81,6 +84,7 @@ class Reaper:
         """End the thread, after what it waits for."""
         if self._batches is not None:
             self._batches.put(None)
+            helpers.end(self._thread)
 
     def _reap(self) -> None:
         assert self._batches is not None

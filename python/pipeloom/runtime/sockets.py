@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pipeloom.runtime import helpers
 from pipeloom.runtime.errors import BoundaryError, TransferBroken, TransferTimeout, with_hint
 from pipeloom.runtime.lanes import HEADER_LEN, decode_header, encode_header
 from pipeloom.runtime.structure import from_message
@@ -70,6 +71,7 @@ class SocketSender:
         self.channel = channel
         self._connection = connection
         self._left: queue.SimpleQueue[tuple[memoryview, ...] | None] | None = None
+        self._thread: threading.Thread | None = None
         self._pending = 0
         self._done = threading.Condition()
         self._error: OSError | None = None
@@ -98,7 +100,10 @@ class SocketSender:
         """Leave bytes to the thread; the views keep the tensor alive."""
         if self._left is None:
             self._left = queue.SimpleQueue()
-            threading.Thread(target=self._run, name=f"pipeloom {self.channel}", daemon=True).start()
+            self._thread = threading.Thread(
+                target=self._run, name=f"pipeloom {self.channel}", daemon=True
+            )
+            self._thread.start()
         with self._done:
             self._pending += 1
         self._left.put(parts)
@@ -117,9 +122,13 @@ class SocketSender:
                 self._done.notify_all()
 
     def close(self) -> None:
-        """End the thread; it holds the connection."""
+        """End the thread; it holds the connection, which must be shut down for a stuck one."""
         if self._left is not None:
             self._left.put(None)
+
+    def join(self) -> None:
+        """Wait until the thread has ended."""
+        helpers.end(self._thread)
 
     def drain(self, limit_s: float) -> None:
         """Wait until all has been handed to the kernel."""
@@ -383,10 +392,13 @@ class SocketHub:
         """Close everything, so that peers notice, and end what still sends."""
         for sender in self._senders:
             sender.close()
-        self._senders.clear()
         for connection in self._open:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
+        for sender in self._senders:
+            sender.join()
+        self._senders.clear()
+        for connection in self._open:
             connection.close()
         self._open.clear()
         if self._listener is not None:

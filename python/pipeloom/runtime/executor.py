@@ -175,9 +175,10 @@ class RankExecutor:
     def _forward(self, op: Instruction, stage_input: Any) -> None:
         if stage_input is not None and self._training:
             self._inputs[op.cell] = _open(stage_input)
-        shared = self._unguarded(stage_input)
+        plain = stage_input is None or is_plain(stage_input)
+        shared = () if plain or not self._training else _unguarded(stage_input)
         output, loss_func = self._chunk_forward(op.chunk, op.unit, stage_input, op.recompute)
-        if any(leaf._version != version for leaf, version in shared):
+        if shared and any(leaf._version != version for leaf, version in shared):
             raise BoundaryError(
                 with_hint(
                     f"rank {self.rank}, {op.text}: the chunk wrote to its input, which belongs to "
@@ -191,15 +192,6 @@ class RankExecutor:
             self._inbox[op.hand_to] = self._hand_over(op, output)
         else:
             self._outbox[op.cell] = self._hand_over(op, output)
-
-    def _unguarded(self, stage_input: Any) -> list[tuple[Tensor, int]]:
-        """Leaves that autograd lets a chunk write to, with their versions.
-
-        In one process they are the other stage's own memory, such as a mask that it keeps.
-        """
-        if is_plain(stage_input) or not self._training or stage_input is None:
-            return []
-        return [(x, x._version) for x in leaves_of(stage_input) if not x.requires_grad]
 
     def _hand_over(self, op: Instruction, output: Any) -> Any:
         """Keep the output's place in the graph; give what the next stage gets."""
@@ -350,6 +342,14 @@ class RankExecutor:
             f"{place} and waits for {what} of microbatch {op.microbatch}{piece} "
             f"({op.stage}{word}{op.unit}) from rank {peer}"
         )
+
+
+def _unguarded(structure: Any) -> tuple[tuple[Tensor, int], ...]:
+    """Leaves that autograd lets a chunk write to, with their versions.
+
+    In one process they are the other stage's own memory, such as a mask that it keeps.
+    """
+    return tuple((x, x._version) for x in leaves_of(structure) if not x.requires_grad)
 
 
 def _open(stage_input: Any) -> Tensor | tuple[Tensor, ...]:

@@ -109,6 +109,25 @@ impl<'a> Program<'a> {
         op.stage.index() < self.stages.len() && op.unit.index() < self.num_units
     }
 
+    /// The op of the neighbouring stage whose output or gradient a compute op reads, if there is
+    /// one; of a split backward it is named by the same kind.
+    pub(crate) fn producer(&self, op: Op) -> Option<Op> {
+        let links = self.stages[op.stage.index()];
+        let from = match op.kind {
+            OpKind::Forward => links.previous,
+            OpKind::Backward | OpKind::BackwardInput => links.next,
+            OpKind::BackwardWeight
+            | OpKind::SendForward
+            | OpKind::RecvForward
+            | OpKind::SendBackward
+            | OpKind::RecvBackward => return None,
+        };
+        (from != NONE).then_some(Op {
+            stage: Stage(from),
+            ..op
+        })
+    }
+
     /// Index of an op's (stage, unit).
     #[inline]
     pub(crate) fn cell(&self, op: Op) -> usize {

@@ -10,8 +10,7 @@
 //! The four add up to the makespan without the rank's work.
 
 use super::critical_path::{NOWHERE, positions, table};
-use crate::engine::{NONE, Program, Times, pair_second};
-use crate::ids::Stage;
+use crate::engine::{Program, Times, pair_second};
 use crate::op::{Op, OpKind};
 
 /// A rank's idle time in ticks, by reason.
@@ -43,25 +42,9 @@ pub(super) fn bubbles(
 ) -> Vec<Bubbles> {
     let positions = positions(program);
     let made = |op: Op| {
-        let stage = program.stages[op.stage.index()];
-        let from = match op.kind {
-            OpKind::Forward => stage.previous,
-            OpKind::Backward | OpKind::BackwardInput => stage.next,
-            OpKind::BackwardWeight
-            | OpKind::SendForward
-            | OpKind::RecvForward
-            | OpKind::SendBackward
-            | OpKind::RecvBackward => return None,
-        };
-        if from == NONE {
-            return None;
-        }
-        let producer = Op {
-            stage: Stage(from),
-            ..op
-        };
+        let producer = program.producer(op)?;
         let at = positions[table(op.kind)?][program.cell(producer)];
-        let rank = program.stages[from as usize].rank as usize;
+        let rank = program.stages[producer.stage.index()].rank as usize;
         (at != NOWHERE).then(|| times.end(rank, at))
     };
     let rank = |(rank, extent): (usize, &Option<(i64, i64)>)| {

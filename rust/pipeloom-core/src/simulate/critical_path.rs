@@ -2,7 +2,7 @@
 
 use crate::cost::Ticks;
 use crate::engine::{NONE, Program, Times, pair_second};
-use crate::ids::{Rank, Stage};
+use crate::ids::Rank;
 use crate::op::{Flags, Op, OpKind};
 use crate::semantics::Semantics;
 
@@ -228,30 +228,19 @@ impl Trace<'_> {
 
     /// What the message that an op reads comes from, and the time in between.
     fn provider(&self, rank: usize, op: Op) -> Option<(Place, i64)> {
-        let stage = self.program.stages[op.stage.index()];
-        let (from, recv) = match op.kind {
-            OpKind::Forward => (stage.previous, OpKind::RecvForward),
-            OpKind::Backward | OpKind::BackwardInput => (stage.next, OpKind::RecvBackward),
-            OpKind::BackwardWeight
-            | OpKind::SendForward
-            | OpKind::RecvForward
-            | OpKind::SendBackward
-            | OpKind::RecvBackward => return None,
+        let producer = self.program.producer(op)?;
+        let recv = if op.kind == OpKind::Forward {
+            OpKind::RecvForward
+        } else {
+            OpKind::RecvBackward
         };
-        if from == NONE {
-            return None;
-        }
         let channel = self.program.channel(Op { kind: recv, ..op });
         if channel != NONE && self.semantics != Semantics::Buffered {
             let at = self.positions[table(recv)?][self.program.cell(op)];
             return (at != NOWHERE).then_some(((rank, at), 0));
         }
-        let producer = Op {
-            stage: Stage(from),
-            ..op
-        };
         let at = self.positions[table(op.kind)?][self.program.cell(producer)];
-        let source = self.program.stages[from as usize].rank as usize;
+        let source = self.program.stages[producer.stage.index()].rank as usize;
         if let Some(ranks) = self.journeys.get(source).filter(|_| channel != NONE) {
             let journey = *ranks.get(at)?;
             let place = (source, journey.first);
